@@ -64,9 +64,9 @@ from vcpo.wire.v1 import (
 )
 from vcpo.wire.weights import delta_name, full_set_name
 from vcpo_learner.ledger.dispatcher import Dispatcher
-from vcpo_learner.ledger.trajectory_ledger import TrajectoryLedger
+from vcpo_learner.ledger.ledger import TrajectoryLedger
+from vcpo_learner.ledger.redo_log import RedoLog
 from vcpo_learner.ledger.worker_registry import WorkerRegistry
-from vcpo_learner.redo_log.log import RedoLog
 from vcpo_learner.services.bounds import ResponseBounds
 from vcpo_learner.services.control import ControlService
 from vcpo_learner.services.work import PolicyService, WorkService
@@ -116,7 +116,7 @@ class Learner:
 
     def __init__(self, spec: VCPORunSpec, run_dir: Path) -> None:
         incarnation = uuid.uuid4().hex[:8]
-        self._log = RedoLog(run_dir, limit_bytes=spec.checkpoint.redo_log_bytes)
+        self._log = RedoLog(run_dir, checkpoint_bytes=1 << 40)
         registry = WorkerRegistry(time.monotonic)
         ledger = TrajectoryLedger(
             prompts_per_step=spec.batch.prompts_per_step,
@@ -176,8 +176,8 @@ class Learner:
             assert batch is not None
             ledger = self.dispatcher.ledger
             ledger.counts().check()
-            ledger.record_step(batch, policy_version=version, fresh=())
-            self._log.add_checkpoint(version + 1, self._log.position, kept_steps={version + 1})
+            ledger.snapshot()
+            self._log.remove_before(version + 1)
             self.dispatcher.advance_version()
 
 

@@ -59,9 +59,9 @@ from vcpo.wire.v1 import work_pb2_grpc
 from vcpo_learner.ledger.admission import WorkRequest
 from vcpo_learner.ledger.changes import ChangeLog
 from vcpo_learner.ledger.dispatcher import Dispatcher
-from vcpo_learner.ledger.trajectory_ledger import TrajectoryLedger
+from vcpo_learner.ledger.ledger import TrajectoryLedger
+from vcpo_learner.ledger.redo_log import RedoLog
 from vcpo_learner.ledger.worker_registry import WorkerRegistry
-from vcpo_learner.redo_log.log import RedoLog
 from vcpo_learner.services.bounds import ResponseBounds
 from vcpo_learner.services.work import WorkService
 from vcpo_learner.troubles import Troubles
@@ -163,7 +163,6 @@ async def measure(
         rate.cpu_s = min(rate.cpu_s, time.process_time() - begun_s)
         assert batch is not None
         assert sum(len(group.trajectories) for group in batch) == len(responses)
-        dispatcher.ledger.record_step(batch, policy_version=dispatcher.policy_version, fresh=())
         dispatcher.advance_version()
 
 
@@ -321,7 +320,7 @@ async def way_to_submit(
     folder: for the files of that way.
     """
     with contextlib.ExitStack() as closing:
-        log = RedoLog(folder, limit_bytes=1 << 40) if name == "log" else None
+        log = RedoLog(folder, checkpoint_bytes=1 << 40) if name == "log" else None
         if log is not None:
             closing.callback(log.close)
         dispatcher = make_dispatcher(spec, log)

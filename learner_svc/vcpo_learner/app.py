@@ -42,16 +42,15 @@ from vcpo.wire.v1 import (
     work_pb2_grpc,
 )
 from vcpo_learner.forward.router_replay import router_layout
-from vcpo_learner.ledger.contents import AccountingError
 from vcpo_learner.ledger.dispatcher import Dispatcher
 from vcpo_learner.ledger.failure_watch import TooManyFailuresError
-from vcpo_learner.ledger.trajectory_ledger import TrajectoryLedger
+from vcpo_learner.ledger.ledger import AccountingError, TrajectoryLedger
+from vcpo_learner.ledger.redo_log import RedoLog
 from vcpo_learner.ledger.worker_registry import WorkerRegistry
 from vcpo_learner.model.published_state import PublishedState
 from vcpo_learner.options import Options
 from vcpo_learner.prompts.selection import prompt_source
 from vcpo_learner.ranks.environment import RankEnvironment
-from vcpo_learner.redo_log.log import RedoLog
 from vcpo_learner.services.bounds import ResponseBounds
 from vcpo_learner.services.control import ControlService
 from vcpo_learner.services.work import PolicyService, WorkService
@@ -144,7 +143,7 @@ class _Learner:
         self.registry = WorkerRegistry(time.monotonic)
         records = RunRecords(options.run_dir)
         troubles = Troubles(spec, time.monotonic, records.event)
-        self.log = RedoLog(options.run_dir, limit_bytes=spec.checkpoint.redo_log_bytes)
+        self.log = RedoLog(options.run_dir)
         self.dispatcher = Dispatcher(
             spec=spec,
             ledger=_ledger(spec, incarnation, self.log),

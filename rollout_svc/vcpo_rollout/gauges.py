@@ -8,6 +8,7 @@ from vcpo.metrics import RolloutMetrics
 from vcpo.metrics.label_values import EnvironmentFault, MemoryState, WeightSource
 from vcpo.wire.failures import FailureCause
 from vcpo.wire.trajectory import Trajectory
+from vcpo.wire.versions import age_steps
 
 
 class RolloutGauges:
@@ -30,13 +31,10 @@ class RolloutGauges:
         self.hear_of_version(max(policy_version, self._newest_version))
 
     def hear_of_version(self, policy_version: int) -> None:
-        """Record the newest version of the learner, as a manifest or a lease names it.
-
-        It may be smaller than the one before: a learner that resumes goes back.
-        """
+        """Record the newest version of the learner, as a manifest or a lease names it."""
         self._newest_version = policy_version
         if self._version_in_use is not None:
-            age = max(0, policy_version - self._version_in_use)
+            age = age_steps(self._version_in_use, policy_version)
             self._metrics.weights_age_versions.set(age)
 
     def add_lease_wait(self, duration_s: float) -> None:

@@ -37,8 +37,8 @@ class Drop:
 
     ids: Sequence[str]
     reason: str
-    version: int
-    """Of the next batch; of a roll back, the one to which the run goes back."""
+    step: int
+    """Steps before the next batch."""
     buffered: Sequence[Sequence[str]]
     """The complete groups that waited, this one among them, in the order of their grants; none
     where groups are not what was dropped."""
@@ -61,8 +61,8 @@ class Granted:
 class Facts:
     """What the witnesses know of responses and leases."""
 
-    versions: Mapping[str, tuple[int, int]]
-    """The oldest and the newest version that sampled a token of each response."""
+    oldest_step: Mapping[str, int]
+    """The fewest steps behind a version that sampled a token of each response."""
     granted: dict[str, Granted] = field(default_factory=dict)
     """By lease."""
     set_aside: set[str] = field(default_factory=set)
@@ -113,16 +113,16 @@ def _is_throttled(drop: Drop, facts: Facts, terms: Terms) -> bool:
 
 
 def _lag_at_turn(drop: Drop, facts: Facts, limit: int, terms: Terms) -> int:
-    """Age of the group's oldest token when its turn comes, in versions.
+    """Age of the group's oldest token when its turn comes, in steps.
 
     The oldest go first, those of one age by their grants; what is late takes nobody's place.
     """
     if not drop.buffered:
-        return drop.version - min(_oldest(each, facts) for each in drop.ids)
+        return drop.step - min(_oldest(each, facts) for each in drop.ids)
     ages = [(min(_oldest(each, facts) for each in group), group) for group in drop.buffered]
     place = 0
     for oldest, group in sorted(ages, key=lambda each: each[0]):
-        lag = drop.version + place // terms.prompts_per_step - oldest
+        lag = drop.step + place // terms.prompts_per_step - oldest
         if set(group) & set(drop.ids):
             return lag
         place += lag <= limit
@@ -130,7 +130,7 @@ def _lag_at_turn(drop: Drop, facts: Facts, limit: int, terms: Terms) -> int:
 
 
 def _oldest(each: str, facts: Facts) -> int:
-    return facts.versions[each][0] if each in facts.versions else 0
+    return facts.oldest_step.get(each, 0)
 
 
 def _breaks_updates(drop: Drop, facts: Facts, _: Terms) -> bool:
@@ -144,10 +144,9 @@ def _is_of_a_worker_set_aside(drop: Drop, facts: Facts, _: Terms) -> bool:
     return any(each is not None and each.worker in facts.set_aside for each in leases)
 
 
-def _is_of_undone_versions(drop: Drop, facts: Facts, _: Terms) -> bool:
-    """A version sampled it that the run has gone back behind."""
-    newest = [facts.versions[each][1] for each in drop.ids if each in facts.versions]
-    return bool(newest) and max(newest) > drop.version
+def _is_of_given_up_weights(drop: Drop, facts: Facts, _: Terms) -> bool:
+    """A version sampled it that is older than the roll back."""
+    return any(_oldest(each, facts) < drop.step for each in drop.ids)
 
 
 MAY_DROP: Final[Mapping[DropReason, Evidence | None]] = {
@@ -162,7 +161,7 @@ MAY_DROP: Final[Mapping[DropReason, Evidence | None]] = {
     DropReason.QUARANTINED: _breaks_updates,
     DropReason.LEARNER_RESTARTED: None,  # a restart keeps what was accepted
     DropReason.WORKER_SET_ASIDE: _is_of_a_worker_set_aside,
-    DropReason.ROLLED_BACK: _is_of_undone_versions,
+    DropReason.ROLLED_BACK: _is_of_given_up_weights,
 }
 """Evidence without which a reason drops no confirmed response; None: it never does."""
 
@@ -175,7 +174,7 @@ def complaint(drop: Drop, facts: Facts, terms: Terms) -> str | None:
     if evidence is None:
         return f"{drop.reason} drops nothing that was confirmed"
     if not evidence(drop, facts, terms):
-        return f"dropped as {drop.reason} at version {drop.version}, which is not so"
+        return f"dropped as {drop.reason} at step {drop.step}, which is not so"
     return None
 
 
@@ -193,7 +192,7 @@ def drops_of(line: Mapping[str, Any], limit: int | None) -> list[Drop]:
         Drop(
             ids=ids,
             reason=line["reason"],
-            version=line["version"],
+            step=line["step"],
             buffered=line["buffered"],
             monotonic_s=line["monotonic_s"],
             limit=limit,

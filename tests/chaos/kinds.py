@@ -84,8 +84,6 @@ class Kind(StrEnum):
     DISK_READ_ONLY = "disk_read_only"
     DISK_READ_ONLY_AT_START = "disk_read_only_at_start"
     LOG_DAMAGED = "log_damaged"
-    WAL_FLIPPED = "log_wal_bit_flipped"
-    WAL_REMOVED = "log_wal_removed"
     CHECKPOINT_DAMAGED = "checkpoint_damaged"
     JOURNAL_TORN = "journal_torn"
 

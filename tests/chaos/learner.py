@@ -23,9 +23,8 @@ from vcpo.wire.v1 import ledger_pb2
 from vcpo_learner import app
 from vcpo_learner.__main__ import main
 from vcpo_learner.checkpoints.folder import CheckpointFolder
-from vcpo_learner.ledger.contents import LedgerContents
-from vcpo_learner.ledger.trajectory_ledger import TrajectoryLedger
-from vcpo_learner.redo_log.file import LogFile
+from vcpo_learner.ledger import redo_log
+from vcpo_learner.ledger.ledger import TrajectoryLedger
 from vcpo_learner.training.policy_on_ranks import PolicyOnRanks
 from vcpo_learner.training.recovery import Recovery
 from vcpo_learner.update.policy_update import PolicyUpdate
@@ -35,7 +34,6 @@ _LETTING_GO = (
     ledger_pb2.LeaseGranted,
     ledger_pb2.LeaseEnded,
     ledger_pb2.GroupsDropped,
-    ledger_pb2.RolledBack,
 )
 """Changes after which the ledger may hold less of what it has accepted."""
 
@@ -43,14 +41,15 @@ _LETTING_GO = (
 def watch(witness: Witness, payloads: Path) -> None:
     """Put the witness and the kill points into the product's classes."""
     PolicyOnRanks.load = witness.after("start", PolicyOnRanks.load)
-    LogFile.append = witness.after("committed", witness.before("commit", LogFile.append))
+    write = redo_log._write_frame
+    redo_log._write_frame = witness.after("committed", witness.before("commit", write))
     # Between the tensors and the manifest, and between the new folder's name and the log.
     CheckpointFolder.complete = witness.before("save", CheckpointFolder.complete)
     CheckpointFolder.remove_old = witness.before("saved", CheckpointFolder.remove_old)
     PolicyUpdate.begin = _watched_begin(witness)
     PolicyUpdate.finish = _watched_finish(witness)
     PolicyStore.publish = _watched_publish(witness, payloads)
-    LedgerContents.apply = watched_apply(witness)
+    TrajectoryLedger._apply = watched_apply(witness)
     TrajectoryLedger.drop_late = _watched_drop_late(witness)
     TrajectoryLedger.set_aside = _watched_set_aside(witness)
     Recovery.resume = _watched_resume(witness)
@@ -113,22 +112,18 @@ def watched_apply(witness: Witness) -> Callable[..., Any]:
     The reason is the one under which the ledger counts them. Responses that it does not count have
     none.
     """
-    apply = LedgerContents.apply
+    apply = TrajectoryLedger._apply
 
     @wraps(apply)
-    def watched(self: LedgerContents, change: Any, returned: Any = ()) -> Any:
+    def watched(self: TrajectoryLedger, change: Any) -> None:
         if not isinstance(change, _LETTING_GO):
-            return apply(self, change, returned)
-        returned = list(returned)
-        # A roll back takes what later steps had consumed back first.
-        back = [[one.trajectory_id for one in group.trajectories] for group in returned]
-        version = self.version
-        if isinstance(change, ledger_pb2.RolledBack):
-            version = change.policy_version
+            apply(self, change)
+            return
+        step = self.step
         is_drop = isinstance(change, ledger_pb2.GroupsDropped)
         buffered = buffered_groups(self) if is_drop else []
-        before, counted = [*waiting_groups(self), *back], Counter(self.counts().dropped)
-        result = apply(self, change, returned)
+        before, counted = waiting_groups(self), Counter(self.counts().dropped)
+        apply(self, change)
         held = waiting_ids(self)
         gone = [[each for each in group if each not in held] for group in before]
         if gone := [group for group in gone if group]:
@@ -138,13 +133,12 @@ def watched_apply(witness: Witness) -> Callable[..., Any]:
                 "dropped",
                 groups=gone,
                 reason=" or ".join(reasons),
-                version=version,
+                step=step,
                 buffered=buffered,
             )
         if isinstance(change, ledger_pb2.LeaseGranted):
-            number = len(result[0].response_numbers)
+            number = self._open_lease(change.lease_id).num_trajectories
             witness.say("granted", lease=change.lease_id, number=number, worker=change.worker_id)
-        return result
 
     return watched
 
@@ -182,10 +176,7 @@ def _watched_resume(witness: Witness) -> Callable[[Recovery], int]:
     @wraps(resume)
     def watched(self: Recovery) -> int:
         step = resume(self)
-        ledger = self._dispatcher.ledger
-        # A recorded step that will be redone holds its responses too.
-        redone = {each for step in self.steps for each in step.trajectory_ids()}
-        held = waiting_ids(ledger) | redone
+        held = waiting_ids(self._dispatcher.ledger)
         witness.say("resumed", step=step, ids=sorted(held))
         witness.die_at("resume")
         return step
@@ -193,22 +184,23 @@ def _watched_resume(witness: Witness) -> Callable[[Recovery], int]:
     return watched
 
 
-def waiting_groups(contents: LedgerContents) -> list[list[str]]:
+def waiting_groups(ledger: TrajectoryLedger) -> list[list[str]]:
     """Ids of the accepted responses that the ledger holds, by group."""
-    return [[each.trajectory_id for each in group] for group in contents.waiting_trajectories()]
+    leases = (*ledger.leases.all(), *ledger.buffer.groups(), *ledger.requeued)
+    return [[each.trajectory_id for each in lease.trajectories] for lease in leases]
 
 
-def buffered_groups(contents: LedgerContents) -> list[list[str]]:
+def buffered_groups(ledger: TrajectoryLedger) -> list[list[str]]:
     """Ids of the complete groups that wait for their step, in the order of their grants."""
     return [
         [each.trajectory_id for each in group.trajectories]
-        for group in sorted(contents.buffer.groups())
+        for group in sorted(ledger.buffer.groups())
     ]
 
 
-def waiting_ids(contents: LedgerContents) -> set[str]:
+def waiting_ids(ledger: TrajectoryLedger) -> set[str]:
     """Ids of the accepted responses that the ledger holds."""
-    return {each for group in waiting_groups(contents) for each in group}
+    return {each for group in waiting_groups(ledger) for each in group}
 
 
 def digest_of(trajectory: Trajectory) -> str:
@@ -227,7 +219,7 @@ def _run() -> int:
     WallClock(Path(os.environ[CLOCK_VARIABLE])).install()
     witness = Witness.from_environment()
     watch(witness, Path(os.environ[PAYLOADS_VARIABLE]))
-    built: list[LedgerContents] = []
+    built: list[TrajectoryLedger] = []
     make = app.TrajectoryLedger
 
     def remembered(**options: Any) -> Any:

@@ -8,7 +8,6 @@ import os
 import random
 import shutil
 import signal
-import sqlite3
 import subprocess
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
@@ -29,7 +28,7 @@ _POINT_S = 300.0
 """Time in which a process must come to a kill point."""
 _START_S = 300.0
 _CHECKPOINTS = "checkpoints"
-_LOG = "redo-log.sqlite"
+_LOG = "redo-log"
 _LOST_CHANGES = r"LogDamaged: .*?(\d+) later ones, which were committed, are lost"
 _KILLED = "its host sees that it was killed"
 DISK_BYTES: Final = 256 << 20
@@ -154,36 +153,11 @@ async def damage_log(run: LiveRun, draw: random.Random) -> Injected:
         after = await asyncio.to_thread(_position_of_newest_checkpoint, run)
         return f"change {_damage_change(run.run_dir / _LOG, draw, after)} damaged"
 
-    return await _damage_of_log(run, Kind.LOG_DAMAGED, damage, must_tell=True)
-
-
-async def flip_wal_bit(run: LiveRun, draw: random.Random) -> Injected:
-    """The disk changes a bit of the log's newest commits, which the database drops in silence."""
-
-    async def damage() -> str:
-        wal = _newest_commits(run)
-        data, place = bytearray(wal.read_bytes()), draw.randrange(8 * wal.stat().st_size)
-        data[place // 8] ^= 1 << place % 8
-        wal.write_bytes(data)
-        return f"bit {place} of {wal.name} flipped"
-
-    return await _damage_of_log(run, Kind.WAL_FLIPPED, damage)
-
-
-async def remove_wal(run: LiveRun, _: random.Random) -> Injected:
-    """Somebody removes the file with the log's newest commits."""
-
-    async def damage() -> str:
-        wal = _newest_commits(run)
-        size_bytes = wal.stat().st_size
-        wal.unlink()
-        return f"{wal.name} of {size_bytes} bytes removed"
-
-    return await _damage_of_log(run, Kind.WAL_REMOVED, damage)
+    return await _damage_of_log(run, Kind.LOG_DAMAGED, damage)
 
 
 async def _damage_of_log(
-    run: LiveRun, kind: Kind, damage: Callable[[], Awaitable[str]], *, must_tell: bool = False
+    run: LiveRun, kind: Kind, damage: Callable[[], Awaitable[str]]
 ) -> Injected:
     """Damage the log between two learners, and note what the second one says that it lost.
 
@@ -203,19 +177,7 @@ async def _damage_of_log(
     )
     sign = "the event LogDamaged, with the number of changes that are lost"
     lost = f"; told: {', '.join(told)} changes lost" if told else ""
-    return Injected(what=what + lost, sign=sign, is_shown=bool(told) or not must_tell)
-
-
-def _newest_commits(run: LiveRun) -> Path:
-    """The log's write-ahead log.
-
-    Raises:
-        NotInjectedError: if there is none.
-    """
-    path = run.run_dir / f"{_LOG}-wal"
-    if not path.exists() or not path.stat().st_size:
-        raise NotInjectedError("the log has no commits beside its tables")
-    return path
+    return Injected(what=what + lost, sign=sign, is_shown=bool(told))
 
 
 async def damage_checkpoint(run: LiveRun, draw: random.Random) -> Injected:
@@ -416,27 +378,25 @@ def _position_of_newest_checkpoint(run: LiveRun) -> int:
     return 0 if newest is None else newest.ledger[0].log_position
 
 
-def _damage_change(path: Path, draw: random.Random, after: int) -> int:
+def _damage_change(folder: Path, draw: random.Random, after: int) -> int:
     """Change a byte of a change after a position; return the change's position.
 
     Raises:
         NotInjectedError: if there is none.
     """
-    with contextlib.closing(sqlite3.connect(path)) as tables, tables:
-        rows = tables.execute(
-            "SELECT position, data, segment, offset, size FROM change WHERE position > ?", (after,)
-        ).fetchall()
-        if not rows:
-            raise NotInjectedError("no change since the newest checkpoint")
-        position, data, segment, offset, size = draw.choice(rows)
-        if segment is not None:
-            part = slice(offset, offset + size)
-            _damage(path.with_name("redo-log") / f"{segment:06d}", draw, part)
-            return int(position)
-        damaged = bytearray(data)
-        damaged[draw.randrange(len(damaged))] ^= 0x5A
-        tables.execute("UPDATE change SET data = ? WHERE position = ?", (bytes(damaged), position))
-    return int(position)
+    found = []
+    for path in folder.glob("*.log"):
+        data, offset, position = path.read_bytes(), 0, int(path.name[:16])
+        while offset + 16 <= len(data):
+            size = int.from_bytes(data[offset : offset + 4], "little")
+            if position > after:
+                found.append((position, path, slice(offset + 16, offset + 16 + size)))
+            offset, position = offset + 16 + size, position + 1
+    if not found:
+        raise NotInjectedError("no change since the newest checkpoint")
+    position, path, part = draw.choice(found)
+    _damage(path, draw, part)
+    return position
 
 
 def _fill(path: Path) -> None:
@@ -495,8 +455,6 @@ INJECTORS: Final[Mapping[Kind, Inject]] = {
     Kind.LOG_DAMAGED: damage_log,
     Kind.CHECKPOINT_DAMAGED: damage_checkpoint,
     Kind.JOURNAL_TORN: tear_journal,
-    Kind.WAL_FLIPPED: flip_wal_bit,
-    Kind.WAL_REMOVED: remove_wal,
     Kind.SERVER_KILLED: kill_weight_server,
     Kind.SERVER_STOPPED: stop_weight_server,
     Kind.SERVER_HUNG: hang_weight_server,

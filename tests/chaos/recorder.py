@@ -24,6 +24,7 @@ from tests.chaos.answers import ANSWERS, Damage, Loss
 from tests.chaos.drops import Drop, Facts, Granted, Terms, complaint, drops_of
 from tests.chaos.witness import TRAIN_PREFIX, content_digest
 from vcpo.wire.v1 import work_pb2
+from vcpo.wire.versions import step_of
 
 Line = Mapping[str, Any]
 
@@ -53,7 +54,7 @@ class History:
     """The steps that stand; a later life of the learner undoes steps of an earlier one."""
 
     standing: dict[int, Sequence[tuple[str, str]]] = field(default_factory=dict)
-    """Responses of each step with the digests of their content, by the version before it."""
+    """Responses of each step with the digests of their content, by the steps before it."""
     dropped: dict[str, Drop] = field(default_factory=dict)
     """By response."""
     granted: dict[str, Granted] = field(default_factory=dict)
@@ -128,11 +129,12 @@ class History:
         if line["what"] == "broken":
             self.broken.update(line["ids"])
         elif line["what"] == "trained":
-            self._undo_from(line["version"])
-            self.standing[line["version"]] = line["content"]
+            step = step_of(line["version"])
+            self._undo_from(step)
+            self.standing[step] = line["content"]
 
-    def _undo_from(self, version: int) -> None:
-        self.standing = {at: kept for at, kept in self.standing.items() if at < version}
+    def _undo_from(self, step: int) -> None:
+        self.standing = {at: kept for at, kept in self.standing.items() if at < step}
 
 
 def judge(
@@ -168,7 +170,7 @@ def judge(
         if each in confirmed and each not in trained and each not in history.held
     }
     facts = Facts(
-        versions=_versions(submitted),
+        oldest_step=_oldest_steps(submitted),
         granted=history.granted,
         set_aside=history.set_aside,
         failed={line["lease"] for line in said if line["what"] == "failed"},
@@ -183,6 +185,7 @@ def judge(
             {
                 *_altered(history, submitted),
                 *_strange_weights(history, said),
+                *_named_twice(history),
                 *_never_published(history, {each: submitted[each] for each in confirmed}),
             }
         ),
@@ -270,14 +273,11 @@ def _confirmed(lines: Iterable[Line]) -> dict[str, float]:
     return confirmed
 
 
-def _versions(submitted: Mapping[str, str]) -> dict[str, tuple[int, int]]:
-    """The oldest and the newest version of each response that was submitted."""
+def _oldest_steps(submitted: Mapping[str, str]) -> dict[str, int]:
+    """The fewest steps behind a token of each response that was submitted."""
     spans = {each: read_message(message).version_spans for each, message in submitted.items()}
     return {
-        each: (
-            min(span.policy_version for span in of_response),
-            max(span.policy_version for span in of_response),
-        )
+        each: min(step_of(span.policy_version) for span in of_response)
         for each, of_response in spans.items()
         if of_response
     }
@@ -297,6 +297,12 @@ def _strange_weights(history: History, said: Iterable[Line]) -> set[str]:
     """Versions that a worker sampled from and no learner published under that number."""
     used = {(line["version"], line["digest"]) for line in said if line["what"] == "swapped"}
     return {f"version {version}" for version, _ in used - history.published}
+
+
+def _named_twice(history: History) -> set[str]:
+    """Versions under whose number several sets of weights were published."""
+    names = Counter(version for version, _ in history.published)
+    return {f"version {version}" for version, number in names.items() if number > 1}
 
 
 def _never_published(history: History, submitted: Mapping[str, str]) -> set[str]:

@@ -30,6 +30,7 @@ from torch import Tensor
 from tests.chaos.recorder import Line, read_message, read_new_lines
 from vcpo.api import VCPORun, load_run
 from vcpo.wire.trajectory import Trajectory, trajectory_from_message
+from vcpo.wire.versions import step_of
 from vcpo_learner.checkpoints.folder import Checkpoint, CheckpointFolder
 from vcpo_learner.checkpoints.manifest import CheckpointError
 from vcpo_learner.ranks.environment import RankEnvironment
@@ -59,9 +60,9 @@ class _Life:
 
     read_bytes: int = 0
     trained: dict[int, Line] = field(default_factory=dict)
-    """By the version before the step."""
-    published: dict[int, list[str]] = field(default_factory=dict)
-    """Digests of a version's weights."""
+    """By the steps before it."""
+    published: dict[int, str] = field(default_factory=dict)
+    """Version and digest of the weights after so many steps, as in the names of their files."""
 
 
 class StepCheck:
@@ -104,10 +105,10 @@ class StepCheck:
         lines, life.read_bytes = read_new_lines(path, life.read_bytes)
         for line in lines:
             if line["what"] == "trained":
-                life.trained[line["version"]] = line
-                life.published.pop(line["version"] + 1, None)
+                life.trained[step_of(line["version"])] = line
             elif line["what"] == "published":
-                life.published.setdefault(line["version"], []).append(line["digest"])
+                name = f"{line['version']}-{line['digest']}"
+                life.published[step_of(line["version"])] = name
 
     def _take_copy(self) -> None:
         """Copy the newest checkpoint; it may vanish meanwhile, or be damaged by a fault."""
@@ -135,14 +136,15 @@ class StepCheck:
             fresh = self._responses(line["fresh"], message_of)
             if batch is None or fresh is None:
                 continue
-            found = self._compare(taken, before[-1], after[-1], batch, fresh) or found
+            version = line["version"]
+            found = self._compare(taken, version, (before, after), batch, fresh) or found
         return found
 
     def _compare(
         self,
         taken: _Taken,
-        before: str,
-        after: str,
+        version: int,
+        names: tuple[str, str],
         batch: Sequence[Trajectory],
         fresh: Sequence[Trajectory],
     ) -> bool:
@@ -155,14 +157,11 @@ class StepCheck:
             checkpoint, _ = CheckpointFolder(taken.folder, run).load_newest()
         except CheckpointError:
             return True  # a fault has damaged it
-        weights = [
-            self._payloads / f"{version}-{digest}.safetensors"
-            for version, digest in ((taken.step, before), (taken.step + 1, after))
-        ]
+        weights = [self._payloads / f"{name}.safetensors" for name in names]
         if checkpoint is None or not all(path.exists() for path in weights):
             return True
         was, became = (load_file(path) for path in weights)
-        expected = step_after(policy, run, checkpoint, batch, fresh)
+        expected = step_after(policy, run, checkpoint, batch, fresh, version=version)
         start = {name: each.start for name, each in expected.items()}
         if any(not torch.equal(start[name], was[name]) for name in was):
             return False
@@ -202,10 +201,13 @@ def step_after(
     checkpoint: Checkpoint,
     batch: Sequence[Trajectory],
     fresh: Sequence[Trajectory],
+    *,
+    version: int,
 ) -> Mapping[str, Stepped]:
     """The parameters after one step of AdamW from a checkpoint, by name.
 
-    batch: the groups one after another. fresh: responses beside it that calibrate.
+    batch: the groups one after another. fresh: responses beside it that calibrate. version: of the
+    checkpoint's parameters, as the learner published them.
     Source: Decoupled Weight Decay Regularization, arXiv 1711.05101, algorithm 2.
     """
     settings, size = run.spec.optimizer, run.spec.batch.trajectories_per_prompt
@@ -216,7 +218,7 @@ def step_after(
         for name, held in policy.update._optimizer.moments().items()
     }
     groups = [batch[start : start + size] for start in range(0, len(batch), size)]
-    policy.update.begin(groups, policy_version=checkpoint.step)
+    policy.update.begin(groups, policy_version=version)
     parameters = {
         name: each for name, each in policy.model.named_parameters() if each.grad is not None
     }

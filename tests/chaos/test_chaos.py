@@ -90,7 +90,7 @@ def late(name):
         "what": "dropped",
         "groups": [[name]],
         "reason": "lag_exceeded",
-        "version": 5,
+        "step": 5,
         "buffered": [[name]],
         "monotonic_s": 1.0,
     }
@@ -132,7 +132,7 @@ def test_a_drop_that_a_crash_took_back_excuses_no_later_loss():
 
 def test_a_drop_that_is_redone_is_judged_by_the_time_of_its_decision():
     """The learner died in the step after it, so the next one is a version behind."""
-    redone = {**late(FIRST), "version": 4}
+    redone = {**late(FIRST), "step": 4}
     lives = [[published(0), late(FIRST)], [redone, resumed(4), ended()]]
     assert faults_of(judge(lives, [said(FIRST)])) == ([], [], [])
 
@@ -170,6 +170,11 @@ def test_a_label_of_a_version_that_was_never_published_is_mislabelled():
 def test_weights_that_no_learner_published_under_their_number_are_mislabelled():
     worker = [{"what": "swapped", "version": 0, "digest": "other"}]
     assert faults_of(judge([[published(0), ended()]], [worker])) == ([], [], ["version 0"])
+
+
+def test_two_sets_of_weights_under_one_number_are_mislabelled():
+    lives = [[published(0)], [published(0, "other"), resumed(0), ended()]]
+    assert faults_of(judge(lives, [])) == ([], [], ["version 0"])
 
 
 def test_what_a_damaged_disk_lost_is_excused_and_nothing_that_was_confirmed_later():

@@ -13,7 +13,7 @@ import pytest
 from tests.chaos.answers import ANSWERS, End, Part, Window, unexpected_ends
 from tests.chaos.drops import MAY_DROP, Drop, Facts, Granted, Terms, complaint
 from tests.chaos.kinds import Kind
-from tests.chaos.learner import watched_apply
+from tests.chaos.learner import waiting_ids, watched_apply
 from tests.chaos.live_run import LiveRun
 from tests.chaos.pace import Pace, Silence
 from tests.chaos.recorder import judge, read_lines, write_message
@@ -28,7 +28,7 @@ from tests.fixtures.learner.dispatcher import (
 from vcpo.records.reasons import DropReason
 from vcpo.wire.trajectory import trajectory_to_message
 from vcpo.wire.v1 import ledger_pb2
-from vcpo_learner.ledger.contents import LedgerContents
+from vcpo_learner.ledger.ledger import TrajectoryLedger
 
 TERMS = Terms(max_policy_lag_steps=4, prompts_per_step=2, group_size=2, lease_timeout_s=TIMEOUT_S)
 
@@ -55,7 +55,7 @@ def drop_uncounted(contents, change):
 
 def drop_as_too_old(contents, change):
     """Takes every kept response for too old."""
-    change.oldest_version = change.policy_version + 1
+    change.oldest_step = change.policy_version + 1
 
 
 def after_a_restart(ledger, clock):
@@ -72,28 +72,28 @@ def after_a_restart(ledger, clock):
     [
         (None, []),
         (drop_uncounted, ["dropped under no known reason ('')"]),
-        (drop_as_too_old, ["dropped as lag_exceeded at version 0, which is not so"]),
+        (drop_as_too_old, ["dropped as lag_exceeded at step 0, which is not so"]),
     ],
     ids=["sound", "uncounted", "as too old"],
 )
 def test_a_confirmed_response_that_a_grant_drops_is_found(plant, complaints, tmp_path, monkeypatch):
-    grant = LedgerContents._grant
+    grant = TrajectoryLedger._grant
 
     def planted(self, change):
         if plant is not None:
             plant(self, change)
         return grant(self, change)
 
-    monkeypatch.setattr(LedgerContents, "_grant", planted)
+    monkeypatch.setattr(TrajectoryLedger, "_grant", planted)
     witness, clock = Witness(tmp_path / "learner", tmp_path / "order"), ManualClock()
-    monkeypatch.setattr(LedgerContents, "apply", watched_apply(witness))
+    monkeypatch.setattr(TrajectoryLedger, "_apply", watched_apply(witness))
     ledger = make_ledger(clock)
     (lease,) = ledger.grant("w", num_groups=1, policy_version=0)
     first, _ = make_trajectories(lease)
     ledger.submit(lease.lease_id, [first])
     ledger = after_a_restart(ledger, clock)
     ledger.grant("w", num_groups=1, policy_version=0)
-    held = [each.trajectory_id for group in ledger.waiting_trajectories() for each in group]
+    held = sorted(waiting_ids(ledger))
     life = [
         {"what": "published", "version": 0, "digest": "d"},
         *read_lines(tmp_path / "learner"),
@@ -109,20 +109,20 @@ def test_every_reason_of_the_ledger_is_judged():
 
 
 def facts(**fields):
-    """Two leases of two responses each, sampled by version 0 and by version 2."""
-    versions = {"l/0": (0, 0), "l/1": (0, 0), "m/0": (2, 2), "m/1": (2, 2)}
+    """Two leases of two responses each, sampled after 0 steps and after 2."""
+    oldest_step = {"l/0": 0, "l/1": 0, "m/0": 2, "m/1": 2}
     granted = {
         "l": Granted(monotonic_s=100.0, number=2, worker="one"),
         "m": Granted(monotonic_s=100.0, number=2, worker="other"),
     }
-    return Facts(**{"versions": versions, "granted": granted, **fields})
+    return Facts(**{"oldest_step": oldest_step, "granted": granted, **fields})
 
 
-def complains(reason, *ids, version=0, buffered=(), monotonic_s=100.0, limit=None, of=None):
+def complains(reason, *ids, step=0, buffered=(), monotonic_s=100.0, limit=None, of=None):
     drop = Drop(
         ids=ids,
         reason=reason,
-        version=version,
+        step=step,
         buffered=buffered,
         monotonic_s=monotonic_s,
         limit=limit,
@@ -151,21 +151,21 @@ def test_a_failed_generation_is_one_that_its_worker_reported():
 
 
 def test_a_group_is_late_if_its_oldest_token_is_beyond_the_limit_at_its_turn():
-    assert complains("lag_exceeded", "l/0", "l/1", version=4, buffered=[["l/0", "l/1"]])
-    assert not complains("lag_exceeded", "l/0", "l/1", version=5, buffered=[["l/0", "l/1"]])
+    assert complains("lag_exceeded", "l/0", "l/1", step=4, buffered=[["l/0", "l/1"]])
+    assert not complains("lag_exceeded", "l/0", "l/1", step=5, buffered=[["l/0", "l/1"]])
 
 
-def test_a_group_is_late_if_two_groups_of_each_version_come_before_it():
-    """Version 4 takes the first two groups of version 0, version 5 the third one: too late."""
+def test_a_group_is_late_if_two_groups_of_each_step_come_before_it():
+    """Step 5 takes the first two groups of version 0, step 6 the third one: too late."""
     groups = [[f"{name}/0"] for name in "abc"]
-    of = facts(versions={f"{name}/0": (0, 0) for name in "abc"})
-    assert complains("lag_exceeded", "b/0", version=4, buffered=groups, of=of)
-    assert not complains("lag_exceeded", "c/0", version=4, buffered=groups, of=of)
+    of = facts(oldest_step={f"{name}/0": 0 for name in "abc"})
+    assert complains("lag_exceeded", "b/0", step=4, buffered=groups, of=of)
+    assert not complains("lag_exceeded", "c/0", step=4, buffered=groups, of=of)
 
 
 def test_a_throttle_drops_what_is_beyond_the_limit_that_the_learner_said():
-    """Version 2 takes the group of version 0 next: a lag of 2."""
-    throttled = {"version": 2, "buffered": [["l/0", "l/1"]]}
+    """Step 3 takes the group of version 0 next: a lag of 2."""
+    throttled = {"step": 2, "buffered": [["l/0", "l/1"]]}
     assert not complains("throttled", "l/0", "l/1", limit=1, **throttled)
     assert complains("throttled", "l/0", "l/1", limit=2, **throttled)
     assert complains("throttled", "l/0", "l/1", limit=None, **throttled)
@@ -182,9 +182,9 @@ def test_a_worker_that_was_set_aside_takes_its_own_responses_with_it():
     assert complains("worker_set_aside", "m/0", of=facts(set_aside={"one"}))
 
 
-def test_a_roll_back_drops_what_later_versions_sampled():
-    assert not complains("rolled_back", "m/0", version=1)
-    assert complains("rolled_back", "m/0", version=2)
+def test_a_roll_back_drops_what_older_versions_sampled():
+    assert not complains("rolled_back", "m/0", step=3)
+    assert complains("rolled_back", "m/0", step=2)
 
 
 @pytest.mark.parametrize("reason", ["no_signal", "learner_restarted"])

@@ -88,9 +88,8 @@ class Learner(Section):
     """CPU threads of the tensor library. If unset, the library chooses."""
     checkpoint_storage_gibibytes: Annotated[int, Field(ge=1, le=65_536)] | None = None
     """Size of the volume for checkpoints, the redo log and the final model, in GiB, in a cluster.
-    It can grow, never shrink. If unset, it is computed from `model.sizeBillions` and twice
-    `checkpoint.redoLogGibibytes`, and is at least 50. Each checkpoint that is kept takes about 12
-    GiB for every billion of trained parameters."""
+    It can grow, never shrink. If unset, it is computed from `model.sizeBillions`, and is at least
+    50. Each checkpoint that is kept takes about 12 GiB for every billion of trained parameters."""
     checkpoint_storage_class_name: ObjectName | None = None
     """Storage class of the volume for checkpoints. If unset, the cluster's default. Immutable."""
     checkpoint_storage_retention: StorageRetention = StorageRetention.RETAIN

@@ -201,14 +201,14 @@ class VCPORunSpec(Section):
         """Size of the volume for checkpoints in GiB: as set, or for model and log; at least 50.
 
         There is room for the checkpoints that are kept, the one that is being written, the final
-        model in float32, and two redo logs: a damaged one stays until the next checkpoint.
+        model in float32, and the redo log, which has a part of 1 GiB for each checkpoint.
         """
         if self.learner.checkpoint_storage_gibibytes is not None:
             return self.learner.checkpoint_storage_gibibytes
         checkpoint_bytes = self.optimizer.checkpoint_bytes_per_parameter
         bytes_per_parameter = self.most_checkpoints * checkpoint_bytes + 4
         model_bytes = (self.model.size_billions or 0.0) * 1e9 * bytes_per_parameter
-        needed_bytes = model_bytes + 2 * self.checkpoint.redo_log_bytes
+        needed_bytes = model_bytes + self.most_checkpoints * 2**30
         return max(_CHECKPOINT_STORAGE_GIBIBYTES, math.ceil(needed_bytes / 2**30))
 
     @property

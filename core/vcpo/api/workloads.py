@@ -432,26 +432,15 @@ class Checkpoint(Section):
     """When the run's state is written, and how much of it is kept."""
 
     every_steps: Steps = 50
-    """Largest number of optimizer steps between checkpoints. One is written earlier when the redo
-    log has grown by a quarter of `redoLogGibibytes`, and one at the end of the run. A restarted
-    learner takes the steps since the last complete checkpoint again, from its redo log: at most
-    this many, and those that were taken while that checkpoint was written."""
+    """Largest number of optimizer steps between checkpoints. One is written earlier when 1 GiB was
+    accepted since the last one (9 bytes for each token), and one at the end of the run. A restarted
+    learner goes on from the last complete checkpoint: it trains on what was accepted since then,
+    but takes those steps anew."""
     keep: Annotated[int, Field(ge=1, le=1000)] = 2
     """How many checkpoints stay on disk. The newest always stays. If no other of the newest can
     serve a rollback (`health.rollBackOn`), the other places go to older ones that can. The one with
     the best evaluation stays too, however old it is; `vcpo export --best` reads it. A checkpoint is
     evaluated if its step is also a multiple of `evaluation.everySteps`."""
-    redo_log_gibibytes: Annotated[float, Field(ge=1 / 1024, le=4096.0)] = 4.0
-    """Largest size of the redo log, in GiB. The log holds everything that was accepted since the
-    oldest kept checkpoint, 9 bytes for each token. A checkpoint is written whenever the log has
-    grown by a quarter of this size. Raise it if checkpoints come too often. The log reaches its
-    full size only if the disk is too slow for its checkpoints; then the learner grants work for one
-    step at a time (event `LogFull`)."""
-
-    @property
-    def redo_log_bytes(self) -> int:
-        """Size of the redo log from which on it is full, in bytes."""
-        return int(self.redo_log_gibibytes * 2**30)
 
 
 class Weights(Section):

@@ -58,7 +58,7 @@ import math
 def admissible_trajectories(
     *,
     lag_limit_steps: int,
-    held_policy_version: int,
+    held_step: int,
     batch_trajectories: int,
     accepted: int,
     in_flight: int,
@@ -69,9 +69,9 @@ def admissible_trajectories(
     max(0, floor(u + (r - 1) min(u, B)) - in_flight) with u = (k + 1 + v) B - accepted >= 0; see the
     module.
 
-    lag_limit_steps: k, in policy versions, >= 0; 0 is synchronous training.
-    held_policy_version: v, the version that the worker samples from. The caller ensures that it is
-        not above the learner's, also after a restart from an older checkpoint.
+    lag_limit_steps: k, >= 0; 0 is synchronous training.
+    held_step: v, steps behind the version that the worker samples from. The caller ensures that it
+        is not above the learner's, also after a restart from an older checkpoint.
     batch_trajectories: B >= 1, trajectories consumed by one optimizer step.
     accepted: buffered + consumed in the surviving history, >= 0, without dropped trajectories.
     in_flight: granted and not yet submitted, >= 0.
@@ -79,19 +79,19 @@ def admissible_trajectories(
     Raises: ValueError naming the argument that is out of range.
     """
     _require_at_least("lag_limit_steps", lag_limit_steps, 0)
-    _require_at_least("held_policy_version", held_policy_version, 0)
+    _require_at_least("held_step", held_step, 0)
     _require_at_least("batch_trajectories", batch_trajectories, 1)
     _require_at_least("accepted", accepted, 0)
     _require_at_least("in_flight", in_flight, 0)
     _require_at_least("over_provision_ratio", over_provision_ratio, 1)
-    usable = (lag_limit_steps + 1 + held_policy_version) * batch_trajectories - accepted
+    usable = (lag_limit_steps + 1 + held_step) * batch_trajectories - accepted
     return max(0, _in_flight_limit(usable, batch_trajectories, over_provision_ratio) - in_flight)
 
 
 def surplus_trajectories(
     *,
     max_policy_lag_steps: int,
-    policy_version: int,
+    step: int,
     batch_trajectories: int,
     accepted: int,
     in_flight: int,
@@ -100,10 +100,10 @@ def surplus_trajectories(
     """Return the number of trajectories in flight beyond the admission limit, >= 0.
 
     max_policy_lag_steps: k of the run. A throttle does not interrupt work in flight.
-    policy_version: v of the learner, because surplus depends on what the learner still needs.
+    step: v of the learner, because surplus depends on what the learner still needs.
     Other arguments: as for `admissible_trajectories`.
     """
-    usable = (max_policy_lag_steps + 1 + policy_version) * batch_trajectories - accepted
+    usable = (max_policy_lag_steps + 1 + step) * batch_trajectories - accepted
     return max(0, in_flight - _in_flight_limit(usable, batch_trajectories, over_provision_ratio))
 
 

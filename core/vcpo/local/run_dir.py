@@ -4,7 +4,7 @@
 spec.yaml      the run with every default filled in
 metrics.jsonl  steps and evaluations         events.jsonl   events
 checkpoints/   checkpoints to resume from    model/         the trained model, at the end
-redo-log.sqlite, redo-log/  what was accepted since then; redo-log.mark says where it ends
+redo-log/      what was accepted since the oldest of them
 logs/          one log per process           report.html    the report
 samples/       a few responses of some steps and evaluations
 quarantine/    groups that broke an update, if any

@@ -37,8 +37,8 @@ _WARNINGS: Final = frozenset(
     (  # noqa: SIM905 - one word a line would be a page
         "CalibrationStale CheckpointDamaged CollapseWarning Collapsed DiskFull"
         " DrainFailed DrainTimedOut EnginesDisagree EvaluationWithoutResult"
-        " GenerationFailed GroupQuarantined LearnerRestarted LogDamaged LogFull"
-        " LogMarkLost NoUpdate NotRolledBack RedoDiffers RedoStopped RewardsFar RolledBack"
+        " GenerationFailed GroupQuarantined LearnerRestarted LogDamaged"
+        " NoUpdate NotRolledBack RewardsFar RolledBack"
         " SelfCheckWaits SignalsStale Throttled Warning WorkerLost WorkerSetAside"
     ).split()
 )

@@ -20,6 +20,7 @@ from vcpo.wire.packing import (
     unpack_token_ids,
 )
 from vcpo.wire.v1 import work_pb2
+from vcpo.wire.versions import age_steps, step_of
 
 
 class FinishReason(StrEnum):
@@ -96,9 +97,9 @@ class PartialResponse:
         return _sampled_mask(len(self.token_ids), self.inserted_spans)
 
     @property
-    def oldest_policy_version(self) -> int:
-        """The oldest version that sampled a token."""
-        return min(span.policy_version for span in self.version_spans)
+    def oldest_step(self) -> int:
+        """The fewest steps behind a version that sampled a token."""
+        return min(step_of(span.policy_version) for span in self.version_spans)
 
     @property
     def newest_policy_version(self) -> int:
@@ -159,6 +160,11 @@ class Trajectory:
         return min(span.policy_version for span in self.version_spans)
 
     @property
+    def oldest_step(self) -> int:
+        """The fewest steps behind a version that sampled a token of the response."""
+        return min(step_of(span.policy_version) for span in self.version_spans)
+
+    @property
     def newest_policy_version(self) -> int:
         """The newest version that sampled a token of the response."""
         return max(span.policy_version for span in self.version_spans)
@@ -172,9 +178,9 @@ class Trajectory:
         )
 
     def lags(self, policy_version: int) -> Iterator[tuple[int, int]]:
-        """Yield (lag in policy versions, number of tokens) of each span at `policy_version`."""
+        """Yield (age in steps, number of tokens) of each span at `policy_version`."""
         for span in self.version_spans:
-            yield policy_version - span.policy_version, span.num_tokens
+            yield age_steps(span.policy_version, policy_version), span.num_tokens
 
 
 def prompt_checksum(prompt_token_ids: Sequence[int]) -> int:

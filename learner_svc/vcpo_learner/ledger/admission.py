@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from vcpo.api import VCPORunSpec
 from vcpo.control.admission import admissible_trajectories, surplus_trajectories
 from vcpo.records.weight_updates import NO_UPDATES, WeightUpdates
+from vcpo.wire.versions import step_of
 from vcpo_learner.ledger.evaluation import EvaluationRound
 from vcpo_learner.ledger.lease import Lease
-from vcpo_learner.ledger.trajectory_ledger import TrajectoryLedger
+from vcpo_learner.ledger.ledger import TrajectoryLedger
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +69,7 @@ class Admission:
             num_groups=self._training_groups(request, policy_version, lag_limit_steps),
             policy_version=policy_version,
             # An older token could not be trained on, not even in the very next batch.
-            oldest_partial_version=max(0, self._ledger.version - lag_limit_steps),
+            oldest_step=max(0, self._ledger.step - lag_limit_steps),
         )
 
     def _training_groups(
@@ -79,7 +80,7 @@ class Admission:
         accepted = counts.buffered + counts.consumed
         admissible = admissible_trajectories(
             lag_limit_steps=lag_limit_steps,
-            held_policy_version=min(request.held_policy_version, policy_version),
+            held_step=step_of(min(request.held_policy_version, policy_version)),
             batch_trajectories=batch.trajectories,
             accepted=accepted,
             in_flight=counts.in_flight,
@@ -89,14 +90,14 @@ class Admission:
         most = min(admissible, remaining, request.max_trajectories)
         return self._ledger.num_groups_within(most)
 
-    def surplus_trajectories(self, policy_version: int) -> int:
+    def surplus_trajectories(self, step: int) -> int:
         """Return how many trajectories in flight an over-provisioned run does not need."""
         if self._batch.over_provision_ratio == 1.0:
             return 0
         counts = self._ledger.counts()
         return surplus_trajectories(
             max_policy_lag_steps=self._spec.algorithm.max_policy_lag_steps,
-            policy_version=policy_version,
+            step=step,
             batch_trajectories=self._batch.trajectories,
             accepted=counts.buffered + counts.consumed,
             in_flight=counts.in_flight,

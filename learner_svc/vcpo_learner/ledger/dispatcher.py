@@ -19,6 +19,7 @@ from vcpo.wire.failures import Failure, FailureCause
 from vcpo.wire.phase import RunPhase
 from vcpo.wire.trajectory import PartialResponse, Trajectory
 from vcpo.wire.v1 import work_pb2
+from vcpo.wire.versions import step_of, version_of
 from vcpo_learner.change_notifier import ChangeNotifier
 from vcpo_learner.clock import Clock
 from vcpo_learner.ledger.admission import Admission, WorkRequest
@@ -27,7 +28,7 @@ from vcpo_learner.ledger.failure_watch import FailureWatch
 from vcpo_learner.ledger.lag_limit import LagLimit
 from vcpo_learner.ledger.lease import Lease, SubmitOutcome
 from vcpo_learner.ledger.lease_book import LeaseBook
-from vcpo_learner.ledger.trajectory_ledger import TrajectoryLedger
+from vcpo_learner.ledger.ledger import TrajectoryLedger
 from vcpo_learner.ledger.worker_registry import (
     RegisteredWorker,
     SetAsideWorker,
@@ -61,7 +62,7 @@ class Dispatcher:
         self.phase = RunPhase.RUNNING
         """Phase of the run; work is granted in `RUNNING` only."""
         self.policy_version = 0
-        """Version of the learner's parameters, equal to the optimizer steps taken."""
+        """Version of the learner's parameters."""
         self._spec = spec
         self._max_policy_lag_steps = spec.algorithm.max_policy_lag_steps
         self.ledger = ledger
@@ -82,18 +83,23 @@ class Dispatcher:
         admissible."""
 
     @property
+    def step(self) -> int:
+        """Optimizer steps behind the learner's parameters."""
+        return step_of(self.policy_version)
+
+    @property
     def lag_limit(self) -> LagLimit:
         """What host, early warning and rollbacks leave of `maxPolicyLagSteps`."""
         return self.ledger.lag_limit or LagLimit(steps=self._max_policy_lag_steps)
 
     @property
     def lag_limit_steps(self) -> int:
-        """Limit for new work and the next batch, in versions; at most `maxPolicyLagSteps`."""
-        return self.lag_limit_at(self.ledger.version)
+        """Limit for new work and the next batch, in steps; at most `maxPolicyLagSteps`."""
+        return self.lag_limit_at(self.ledger.step)
 
-    def lag_limit_at(self, version: int) -> int:
-        """Return the lag limit for the batch that is applied to a version."""
-        return min(self._max_policy_lag_steps, self.lag_limit.in_force(version))
+    def lag_limit_at(self, step: int) -> int:
+        """Return the lag limit for the batch after so many steps."""
+        return min(self._max_policy_lag_steps, self.lag_limit.in_force(step))
 
     def workers(self) -> list[RegisteredWorker]:
         """Return the workers that have asked for work and are not lost."""
@@ -117,10 +123,10 @@ class Dispatcher:
         """Count the versions that workers took, over all workers."""
         return self._registry.weight_updates
 
-    def resume_at(self, policy_version: int) -> None:
-        """Continue a run that has taken `policy_version` steps."""
-        self.policy_version = policy_version
-        if policy_version > 0:
+    def resume(self) -> None:
+        """Continue a run at the step of its ledger, with a version that no other start has made."""
+        self.policy_version = version_of(self.ledger.restarts, self.ledger.step)
+        if self.step > 0:
             self.failures.record_success()
 
     def advance_version(self) -> None:
@@ -306,7 +312,7 @@ class Dispatcher:
             self.ledger.check()
             self._expire()
             batch = self.ledger.take_batch(
-                policy_version=self.policy_version,
+                step=self.step,
                 max_policy_lag_steps=self._max_policy_lag_steps,
                 lag_limit_steps=self.lag_limit_steps,
             )
@@ -414,7 +420,7 @@ class Dispatcher:
 
         Returns whether there is any.
         """
-        surplus = self._admission.surplus_trajectories(self.policy_version)
+        surplus = self._admission.surplus_trajectories(self.step)
         if surplus > 0:
             self.ledger.preempt(surplus)
         return surplus > 0
@@ -422,7 +428,7 @@ class Dispatcher:
     def _expire(self) -> None:
         """Drop late groups and end expired leases."""
         self.ledger.drop_late(
-            policy_version=self.ledger.version,
+            step=self.ledger.step,
             max_policy_lag_steps=self._max_policy_lag_steps,
             lag_limit_steps=self.lag_limit_steps,
         )
@@ -437,13 +443,12 @@ class Dispatcher:
     ) -> None:
         """Check that no token is labelled with a version that does not exist yet.
 
-        A lease may carry tokens of later versions, which a learner before this one had announced.
         Nothing of a lease that is not open is accepted.
         """
-        if (lease := self._book_of(lease_id).get(lease_id)) is None:
+        if self._book_of(lease_id).get(lease_id) is None:
             return
-        most = max(self.policy_version, lease.newest_resumed_version)
         for index, response in enumerate(responses):
-            if (newest := response.newest_policy_version) > most:
+            newest = max(span.policy_version for span in response.version_spans)
+            if newest > self.policy_version:
                 field = f"{name}[{index}].version_spans"
-                raise InvalidMessageError(field, newest, f"at most version {most}")
+                raise InvalidMessageError(field, newest, f"at most version {self.policy_version}")

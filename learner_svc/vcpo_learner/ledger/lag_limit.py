@@ -19,19 +19,19 @@ class LagLimit:
     It never raises it: the limit stays until the host sets another one, also if there is no host.
 
     No token from before a rollback is trained on: the weights that sampled it are given up. So
-    after a rollback the limit grows from 0 by one version with each step, up to what else holds.
+    after a rollback the limit grows from 0 by one step with each step, up to what else holds.
     """
 
     steps: int
-    """Limit of host and warning, in policy versions."""
+    """Limit of host and warning, in steps."""
     level: WarningLevel = WarningLevel.OK
     """Early warning after the newest step."""
     rollbacks: Rollbacks = field(default_factory=Rollbacks)
     """The rollbacks of the run so far."""
 
-    def in_force(self, version: int) -> int:
-        """Return the limit at the ledger's version, in policy versions."""
-        since_rollback = self.rollbacks.largest_lag_steps(version)
+    def in_force(self, step: int) -> int:
+        """Return the limit of the batch after so many steps."""
+        since_rollback = self.rollbacks.largest_lag_steps(step)
         return self.steps if since_rollback is None else min(self.steps, since_rollback)
 
     def set_by_host(self, steps: int, guards: GuardPolicy) -> Self:
@@ -52,7 +52,7 @@ def limit_to_message(limit: LagLimit) -> ledger_pb2.LagLimit:
         steps=limit.steps,
         warning_level=limit.level,
         rollbacks=limit.rollbacks.number,
-        rollback_version=limit.rollbacks.version,
+        rollback_step=limit.rollbacks.version,
     )
 
 
@@ -62,7 +62,7 @@ def limit_from_message(message: ledger_pb2.LagLimit) -> LagLimit:
     Raises:
         ValueError: if there is no such level.
     """
-    version = message.rollback_version if message.HasField("rollback_version") else None
+    version = message.rollback_step if message.HasField("rollback_step") else None
     return LagLimit(
         steps=message.steps,
         level=WarningLevel(message.warning_level),

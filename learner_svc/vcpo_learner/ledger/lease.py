@@ -13,7 +13,7 @@ restart of the learner: the next lease asks for the other members of the group o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import chain, zip_longest
@@ -33,6 +33,7 @@ from vcpo.wire.trajectory import (
     trajectory_to_message,
 )
 from vcpo.wire.v1 import ledger_pb2, work_pb2
+from vcpo.wire.versions import step_of
 
 NEXT: Final = -1
 """Number that stands for the next free one, of a grant or a group."""
@@ -126,32 +127,15 @@ class Lease:
         return sum(len(partial.token_ids) for partial in self.partial_responses)
 
     @property
-    def num_sampled_tokens(self) -> int:
-        """Tokens that a policy sampled, of partial responses and accepted trajectories."""
-        begun = sum(partial.num_sampled_tokens for partial in self.partial_responses)
-        return begun + sum(each.num_sampled_tokens for each in self.accepted.values())
+    def oldest_step(self) -> int:
+        """The fewest steps behind a version that sampled a token of an accepted trajectory."""
+        return min(each.oldest_step for each in self.accepted.values())
 
     @property
-    def oldest_policy_version(self) -> int:
-        """The oldest version that sampled a token of an accepted trajectory."""
-        return min(each.oldest_policy_version for each in self.accepted.values())
-
-    @property
-    def newest_policy_version(self) -> int:
-        """The newest version that sampled a token of an accepted trajectory."""
-        return max(each.newest_policy_version for each in self.accepted.values())
-
-    @property
-    def oldest_version_to_come(self) -> int:
-        """The oldest version that can have sampled a token of an open lease."""
-        versions = (partial.oldest_policy_version for partial in self.partial_responses)
-        return min(versions, default=self.policy_version)
-
-    @property
-    def newest_resumed_version(self) -> int:
-        """The newest version that sampled a token that the worker resumes; 0 without one."""
-        versions = (partial.newest_policy_version for partial in self.partial_responses)
-        return max(versions, default=0)
+    def oldest_step_to_come(self) -> int:
+        """The fewest steps behind a version that can have sampled a token of an open lease."""
+        steps = (partial.oldest_step for partial in self.partial_responses)
+        return min(steps, default=step_of(self.policy_version))
 
     def seed(self, run_seed: int) -> int:
         """Return the seed of the responses, 64 bits.
@@ -226,21 +210,15 @@ class Lease:
         unfinished = (each for each in self.partial_responses if each.number not in self.accepted)
         return replace(self._waiting(), partial_responses=tuple(unfinished))
 
-    def only(self, has_fit: Callable[[PartialResponse | Trajectory], bool]) -> Self:
-        """Return the prompt with those partial responses and trajectories that fit."""
+    def without_tokens_before(self, step: int) -> Self:
+        """Return the prompt without responses that hold a token of an earlier step."""
         return replace(
             self,
-            partial_responses=tuple(filter(has_fit, self.partial_responses)),
-            accepted={number: each for number, each in self.accepted.items() if has_fit(each)},
+            partial_responses=tuple(
+                one for one in self.partial_responses if one.oldest_step >= step
+            ),
+            accepted={n: one for n, one in self.accepted.items() if one.oldest_step >= step},
         )
-
-    def without_tokens_before(self, policy_version: int) -> Self:
-        """Return the prompt without responses that hold a token of an older version."""
-        return self.only(lambda each: each.oldest_policy_version >= policy_version)
-
-    def without_tokens_after(self, policy_version: int) -> Self:
-        """Return the prompt without responses that hold a token of a newer version."""
-        return self.only(lambda each: each.newest_policy_version <= policy_version)
 
     def _waiting(self) -> Self:
         """Return the prompt without a lease."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import insort
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -191,28 +191,18 @@ class GroupBuffer:
     """Complete groups that wait for their optimizer step, in the order of consumption.
 
     The group with the oldest token comes first; groups of equal age come in the order of their
-    grants. Each version consumes `prompts_per_step` of them. A group that arrives later can only
+    grants. Each step consumes `prompts_per_step` of them. A group that arrives later can only
     delay the others, so a group that is late in this order stays late.
-
-    Owner: the ledger. Every submission asks what is late. The answer takes a time that grows with
-    the versions in the buffer and the late groups, not with all groups.
     """
 
     def __init__(self, *, prompts_per_step: int) -> None:
         self._prompts_per_step = prompts_per_step
         self._groups: list[tuple[int, Lease]] = []
-        """Groups, each with its oldest version, sorted; groups of one version compare by their
-        grants."""
-        self._by_lease: dict[str, tuple[int, Lease]] = {}
-        """The same by lease."""
-        self._num_of_version: Counter[int] = Counter()
-        """Number of groups by their oldest version."""
-        self._num_trajectories = 0
-
-    @property
-    def num_trajectories(self) -> int:
+        """Groups, each with its oldest step, sorted; groups of one step compare by their grants."""
+        self.num_trajectories = 0
         """Trajectories of all groups."""
-        return self._num_trajectories
+        self.num_changes = 0
+        """Times that groups were added or removed."""
 
     def groups(self) -> list[Lease]:
         """Return all groups, in the order of consumption."""
@@ -221,12 +211,9 @@ class GroupBuffer:
     def add(self, groups: Iterable[Lease]) -> None:
         """Buffer groups."""
         for group in groups:
-            oldest_version = group.oldest_policy_version
-            entry = oldest_version, group
-            insort(self._groups, entry)
-            self._by_lease[group.lease_id] = entry
-            self._num_of_version[oldest_version] += 1
-            self._num_trajectories += len(group.accepted)
+            insort(self._groups, (group.oldest_step, group))
+            self.num_trajectories += len(group.accepted)
+            self.num_changes += 1
 
     def take_batch(self) -> list[Lease] | None:
         """Remove and return the groups of one step; return None while there are too few.
@@ -236,55 +223,30 @@ class GroupBuffer:
         """
         if len(self._groups) < self._prompts_per_step:
             return None
-        entries = self._groups[: self._prompts_per_step]
-        del self._groups[: self._prompts_per_step]
-        self._forget(entries)
-        return sorted((group for _, group in entries), key=lambda group: group.group_number)
+        batch = [group for _, group in self._groups[: self._prompts_per_step]]
+        self.remove([group.lease_id for group in batch])
+        return sorted(batch, key=lambda group: group.group_number)
 
-    def remove(self, lease_ids: Sequence[str]) -> list[Lease]:
-        """Remove and return the groups of these leases that are buffered, in their order."""
-        found = dict.fromkeys(lease_id for lease_id in lease_ids if lease_id in self._by_lease)
-        entries = [self._by_lease[lease_id] for lease_id in found]
-        for entry in entries:
-            del self._groups[bisect_left(self._groups, entry)]
-        self._forget(entries)
-        return [group for _, group in entries]
+    def remove(self, lease_ids: Collection[str]) -> list[Lease]:
+        """Remove and return the groups of these leases that are buffered, in the order of those."""
+        wanted = {lease_id: place for place, lease_id in enumerate(lease_ids)}
+        found = [group for _, group in self._groups if group.lease_id in wanted]
+        self._groups = [each for each in self._groups if each[1].lease_id not in wanted]
+        self.num_trajectories -= sum(len(group.accepted) for group in found)
+        self.num_changes += 1
+        return sorted(found, key=lambda group: wanted[group.lease_id])
 
-    def late(self, *, policy_version: int, max_policy_lag_steps: int) -> list[Lease]:
+    def late(self, *, step: int, max_policy_lag_steps: int) -> list[Lease]:
         """Return the groups that will be beyond the lag limit at their turn, by their grants.
 
-        policy_version: version that the next batch is applied to.
+        A token of step s may be consumed up to step s + lag; a late group takes no place.
+
+        step: steps before the next batch.
         """
-        num_in_time = self._num_in_time(policy_version, max_policy_lag_steps)
-        if sum(num_in_time.values()) == len(self._groups):
-            return []
-        late, first = [], 0
-        for oldest_version, number in num_in_time.items():
-            end = first + self._num_of_version[oldest_version]
-            late += [group for _, group in self._groups[first + number : end]]
-            first = end
+        late, place = [], 0
+        for oldest_step, group in self._groups:
+            if oldest_step + max_policy_lag_steps < step + place // self._prompts_per_step:
+                late.append(group)
+            else:
+                place += 1
         return sorted(late)
-
-    def _num_in_time(self, policy_version: int, max_policy_lag_steps: int) -> Counter[int]:
-        """Count the groups that are consumed within the lag limit, by their oldest version, rising.
-
-        Tokens of version v may be consumed up to version v + lag, so before the place
-        `(v + lag + 1 - policy_version) * prompts_per_step`.
-        """
-        num_in_time: Counter[int] = Counter()
-        place = 0
-        for version in sorted(self._num_of_version):
-            places = (version + max_policy_lag_steps + 1 - policy_version) * self._prompts_per_step
-            number = max(0, min(self._num_of_version[version], places - place))
-            num_in_time[version] = number
-            place += number
-        return num_in_time
-
-    def _forget(self, entries: Sequence[tuple[int, Lease]]) -> None:
-        """Take entries that were removed out of the index and the counts."""
-        for oldest_version, group in entries:
-            del self._by_lease[group.lease_id]
-            self._num_of_version[oldest_version] -= 1
-            if not self._num_of_version[oldest_version]:
-                del self._num_of_version[oldest_version]
-            self._num_trajectories -= len(group.accepted)

@@ -88,13 +88,13 @@ class LearnerGauges:
         self._metrics.step_timestamp_s.set(record.time_unix_s)
         self.refresh()
 
-    def _trained_on(self, policy_version: int, groups: Sequence[Lease]) -> None:
-        """Count what a step consumed; policy_version: of the parameters before the step."""
+    def _trained_on(self, step: int, groups: Sequence[Lease]) -> None:
+        """Count what a step consumed; step: number of the steps before it."""
         metrics = self._metrics
         for trajectory in (one for group in groups for one in group.trajectories):
             metrics.reward.observe(trajectory.reward)
             metrics.response_tokens.observe(trajectory.num_sampled_tokens)
-            metrics.policy_lag_steps.observe(policy_version - trajectory.oldest_policy_version)
+            metrics.policy_lag_steps.observe(max(0, step - trajectory.oldest_step))
 
     def _show_stages(self) -> None:
         """Show where the time since the step before went."""
@@ -179,7 +179,7 @@ class LearnerGauges:
         metrics.leased.inc(counts.leased - self._leased)
         self._leased = counts.leased
         self._raise(metrics.dropped, counts.dropped)
-        metrics.policy_version.set(dispatcher.policy_version)
+        metrics.policy_version.set(dispatcher.step)
         metrics.lag_limit_steps.set(dispatcher.lag_limit_steps)
         metrics.failures_in_a_row.set(dispatcher.failures.in_a_row)
         self._raise(metrics.workers_set_aside, dispatcher.num_set_aside)

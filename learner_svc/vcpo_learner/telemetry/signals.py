@@ -17,9 +17,10 @@ from vcpo.records.step_record import StepRecord, rate_fields
 from vcpo.wire.failures import FailureCount
 from vcpo.wire.phase import phase_to_message
 from vcpo.wire.v1 import control_pb2
+from vcpo.wire.versions import step_of
 from vcpo_learner.clock import Clock
-from vcpo_learner.ledger.contents import TrajectoryCounts
 from vcpo_learner.ledger.dispatcher import Dispatcher
+from vcpo_learner.ledger.ledger import TrajectoryCounts
 from vcpo_learner.ledger.worker_registry import SetAsideWorker
 
 _LOW_QUANTILE = 0.1
@@ -90,7 +91,7 @@ class SignalWindow:
 
         steps: records up to the checkpoint, by step; the dispatcher is already at its version.
         """
-        self._resumed_step = self._dispatcher.policy_version
+        self._resumed_step = self._dispatcher.step
         self._skipped_in_a_row = num_skipped_at_end(steps)
         self._skip_reason = steps[-1].skipped or "" if steps else ""
         self._marks.clear()
@@ -142,8 +143,8 @@ class SignalWindow:
         self._skip_reason = record.skipped or ""
 
     def record_rollback(self, what: str) -> None:
-        """Note a rollback at the current version, and why, as a clause."""
-        self._rollback, self._rolled_back_step = what, self._dispatcher.policy_version
+        """Note a rollback at the current step, and why, as a clause."""
+        self._rollback, self._rolled_back_step = what, self._dispatcher.step
 
     def record_evaluation(self, record: EvaluationRecord) -> None:
         """Note a finished evaluation."""
@@ -168,7 +169,7 @@ class SignalWindow:
             # of the step before, and the control loop would judge the new step by them.
             step=self._resumed_step if last is None else last.step,
             total_steps=self._total_steps,
-            policy_version=dispatcher.policy_version,
+            policy_version=dispatcher.step,
             on_policy_ess_ratio=self._on_policy_ess_ratio,
             trajectories=_counts_message(counts),
             batch_trajectories=self._batch_trajectories,
@@ -189,7 +190,7 @@ class SignalWindow:
             lost_changes=self._lost_changes,
             mismatch=self._mismatch,
         )
-        if dispatcher.policy_version < self._rolled_back_step + WINDOW_STEPS:
+        if dispatcher.step < self._rolled_back_step + WINDOW_STEPS:
             signals.rollback = self._rollback
         if last is not None:
             self._describe_steps(signals, last)
@@ -240,7 +241,7 @@ class SignalWindow:
             control_pb2.Worker(
                 worker_id=worker.worker_id,
                 rollout_group=worker.rollout_group,
-                policy_version=worker.policy_version,
+                policy_version=step_of(worker.policy_version),
                 seconds_since_seen=now_s - worker.last_seen_s,
                 in_flight_trajectories=in_flight.get(worker.worker_id, 0),
                 accepted_trajectories=worker.accepted_trajectories,

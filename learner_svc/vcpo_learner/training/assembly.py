@@ -10,11 +10,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from vcpo.api import VCPORun
 from vcpo_learner.clock import Clock
 from vcpo_learner.ledger.dispatcher import Dispatcher
+from vcpo_learner.ledger.redo_log import RedoLog
 from vcpo_learner.model.model_folder import ModelExport
 from vcpo_learner.model.published_state import PublishedState
 from vcpo_learner.ranks.commands import Commands
 from vcpo_learner.ranks.ranks import Ranks
-from vcpo_learner.redo_log.log import RedoLog
 from vcpo_learner.telemetry.gauges import LearnerGauges
 from vcpo_learner.telemetry.run_records import RunRecords
 from vcpo_learner.telemetry.signals import SignalWindow
@@ -79,7 +79,7 @@ class TrainingAssembly:
             saver=saver,
             rollback=self._rollback(saver, thread),
             publication=self._publication(thread),
-            recovery=self._recovery(saver, quarantine, exclusion, step_log),
+            recovery=self._recovery(saver, exclusion, step_log),
             mismatch=MismatchWatch(
                 spec,
                 dispatcher=self.dispatcher,
@@ -134,9 +134,7 @@ class TrainingAssembly:
             clock=self.clock,
         )
 
-    def _recovery(
-        self, saver: RunSaver, quarantine: Quarantine, exclusion: Exclusion, step_log: StepLog
-    ) -> Recovery:
+    def _recovery(self, saver: RunSaver, exclusion: Exclusion, step_log: StepLog) -> Recovery:
         return Recovery(
             self.run,
             self.run_dir,
@@ -144,7 +142,6 @@ class TrainingAssembly:
             dispatcher=self.dispatcher,
             log=self.log,
             saver=saver,
-            quarantine=quarantine,
             exclusion=exclusion,
             signals=self.signals,
             gauges=self.gauges,

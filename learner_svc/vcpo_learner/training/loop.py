@@ -4,9 +4,8 @@ The loop runs on the learner's event loop. Work that takes long (tensors, files)
 thread, so the event loop serves leases and fetches meanwhile. While such work runs, the model
 belongs to the thread.
 
-Policy version n is the parameters after n steps. A step whose update was skipped publishes a
-version with the same parameters as the version before. Versions count steps and not updates, so
-admission and lag use one count.
+A step whose update was skipped publishes a version with the same parameters as the version before.
+Versions count steps and not updates, so admission and lag use one count.
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ from vcpo.records.journal import EvaluationRecord
 from vcpo.records.step_record import StepRecord, update_fields
 from vcpo.service.lifecycle import peak_memory_bytes
 from vcpo.wire.phase import RunPhase
+from vcpo.wire.versions import step_of
 from vcpo_learner.clock import Clock
 from vcpo_learner.ledger.dispatcher import Dispatcher
 from vcpo_learner.ledger.failure_watch import TooManyFailuresError
 from vcpo_learner.ledger.lease import Lease
-from vcpo_learner.redo_log.log import RedoLog
-from vcpo_learner.redo_log.redo import RecordedStep
+from vcpo_learner.ledger.redo_log import RedoLog
 from vcpo_learner.telemetry.gauges import LearnerGauges
 from vcpo_learner.telemetry.run_records import RunRecords
 from vcpo_learner.telemetry.signals import SignalWindow
@@ -51,6 +50,8 @@ from vcpo_learner.update.result import UpdateResult
 from vcpo_learner.update.run_health import RunHealth
 
 _LOGGER = logging.getLogger(__name__)
+_POLL_S = 1.0
+"""Time between two looks at whether the run still waits for its log."""
 
 
 class TrainingLoop:
@@ -127,13 +128,13 @@ class TrainingLoop:
             self.event("Warning", f"batch: {warning}")
         for warning in rollout_warnings(self._spec.model, self._spec.rollouts):
             self.event("Warning", f"rollouts: {warning}")
+        await self._until_kept()
         await self._publication.begin()
         try:
-            if await self._redo_steps():
-                await self._take_steps()
+            await self._take_steps()
         except TooManyFailuresError as error:
             self.event("Failed", str(error))
-            if self._dispatcher.policy_version > 0:
+            if self._dispatcher.step > 0:
                 await self._saver.save()
             raise
         finally:
@@ -151,67 +152,19 @@ class TrainingLoop:
         """Write an event of the learner."""
         self._records.event(kind, message)
 
-    async def _redo_steps(self) -> bool:
-        """Take the recorded steps after the checkpoint again; return False if the run is stopped.
-
-        Nothing is evaluated or saved meanwhile, and a step that the journal has is not written
-        again. If a group breaks a step now, the run goes on from the version before it.
-        """
-        steps = self._recovery.steps
-        if not steps:
-            return True
-        is_wanted = False
-        while steps:
-            if self._dispatcher.phase is not RunPhase.RUNNING:
-                return False
-            step = await asyncio.to_thread(self._log.read_step, steps[0])
-            try:
-                result = await self._redo(step)
-            except BrokenBatchError as error:
-                self._recovery.stop_redo(error.reasons)
-                break
-            del steps[0]  # its batch is needed no more
-            self._dispatcher.advance_version()
-            if await self._rollback.after_step():
-                is_wanted = True  # or the next restart would have to roll back again
-                self._exclusion.exclude_again(step.policy_version + 1)
-            await self._publication.begin()
-            record = self._record(
-                result,
-                step.groups,
-                step.policy_version,
-                lag_limit_steps=self._dispatcher.lag_limit_steps,
-                idle_s=0.0,
-                step_s=0.0,
-            )
-            if record.step > self._recovery.last_recorded_step:
-                self._records.step(record)
-            self._gauges.show_step(record)
-        await self._publication.join()
-        last = self._dispatcher.policy_version
-        self._recovery.end_redo(last)
-        self.report_log()
-        same = f"{self._log.num_different} versions differ"
-        self.event("Redone", f"up to step {last}; {same} from those of before")
-        await self._saver.save_if_overdue(is_wanted=is_wanted)
-        return True
-
-    async def _redo(self, step: RecordedStep) -> UpdateResult:
-        """Compute a recorded step again.
-
-        Raises:
-            BrokenBatchError: naming the groups that break it now.
-        """
-        version = step.policy_version
-        await self._thread.run(lambda: self._guard.begin(step.groups, policy_version=version))
-        return await self._thread.run(lambda: self._guard.finish(step.fresh))
+    async def _until_kept(self) -> None:
+        """Wait until the log has this start: then no later one makes versions of its numbers."""
+        kept = asyncio.ensure_future(self._dispatcher.ledger.wait_until_kept())
+        while not kept.done() and self._dispatcher.phase is RunPhase.RUNNING:
+            await asyncio.wait([kept], timeout=_POLL_S)
+        kept.cancel()
 
     async def _take_steps(self) -> None:
         """Evaluate before the first step; take steps until the last one or until a stop."""
-        if self._dispatcher.policy_version == 0:
+        if self._dispatcher.step == 0:
             with self._gauges.stage(Stage.EVALUATE):
                 await self._evaluate(exclusive=True)
-        while self._dispatcher.policy_version < self._spec.steps:
+        while self._dispatcher.step < self._spec.steps:
             if not await self._step():
                 return
 
@@ -224,20 +177,20 @@ class TrainingLoop:
             return False
         started_s = self._clock()
         self._signals.start_working()
-        version = self._dispatcher.policy_version
-        lag_limit_steps = self._dispatcher.lag_limit_at(version)
+        version, step = self._dispatcher.policy_version, self._dispatcher.step
+        lag_limit_steps = self._dispatcher.lag_limit_at(step)
         result = await self._update(groups)
         if result is None:
             return True
         self._mismatch.after_step(result)
         self._dispatcher.advance_version()
-        self._observe_warning(result, version + 1)  # before more work is granted
+        self._observe_warning(result, step + 1)  # before more work is granted
         is_rolled_back = await self._rollback.after_step()
         if is_rolled_back:
             health = self._health
             self._dispatcher.observe_health(health.level, health.rollbacks)
             # Replay may hold again what was excluded since.
-            self._exclusion.exclude_again(version + 1)
+            self._exclusion.exclude_again(step + 1)
         await self._publication.begin()
         finished_s = self._clock()
         record = self._record(
@@ -285,10 +238,9 @@ class TrainingLoop:
             result = await self._thread.run(lambda: self._guard.finish(newest))
         except BrokenBatchError as error:
             ledger.return_batch(groups)
-            self._exclusion.exclude(error.reasons, error.reasons, version)
+            self._exclusion.exclude(error.reasons, error.reasons, self._dispatcher.step)
             self._dispatcher.notify()
             return None
-        ledger.record_step(groups, policy_version=version, fresh=newest)
         return result
 
     async def _between_steps(self, step: int, *, is_rolled_back: bool) -> None:
@@ -306,8 +258,8 @@ class TrainingLoop:
 
     async def _finish(self, drain_s: float) -> None:
         """Evaluate the last version, or wait for work in flight if the run drains; then save."""
-        is_announced = await self._publication.join_at_end(drain_s)
-        if self._evaluation is not None and not is_announced:
+        await self._publication.join()
+        if (is_stuck := self._dispatcher.ledger.is_stuck) and self._evaluation is not None:
             # The log holds up the answers that its workers wait for.
             self._evaluation.cancel()
             await asyncio.wait([self._evaluation])
@@ -317,8 +269,8 @@ class TrainingLoop:
         await self._join_evaluation()
         if self._dispatcher.phase is not RunPhase.RUNNING:
             await self._dispatcher.wait_until_idle(drain_s)
-        elif not is_announced:  # no worker has it, and nobody could answer
-            step, why = self._dispatcher.policy_version, "the redo log has no room for its version"
+        elif is_stuck:  # nobody could answer
+            step, why = self._dispatcher.step, "the redo log has no room for its responses"
             self.event("EvaluationWithoutResult", f"step {step}: {why}")
         else:
             with self._gauges.stage(Stage.EVALUATE):
@@ -336,7 +288,7 @@ class TrainingLoop:
             self._signals.record_collapse(collapse)
         if self._dispatcher.complete():
             kind, how = ("Collapsed", f"{how}. {collapse}") if collapse else ("Complete", how)
-            self.event(kind, f"{self._dispatcher.policy_version} steps; {how}")
+            self.event(kind, f"{self._dispatcher.step} steps; {how}")
         self._publication.close()
         self._thread.shutdown()
 
@@ -348,7 +300,7 @@ class TrainingLoop:
 
     async def _evaluate(self, *, exclusive: bool) -> None:
         """Run an evaluation round and record its result."""
-        step = self._dispatcher.policy_version
+        step = self._dispatcher.step
         await self._publication.join()
         result = await self._dispatcher.evaluate(step, exclusive=exclusive)
         if result is None:
@@ -359,8 +311,8 @@ class TrainingLoop:
             time_unix_s=time.time(),
             accuracy=result.accuracy,
             num_trajectories=result.num_trajectories,
-            policy_version_min=result.policy_version_min,
-            policy_version_max=result.policy_version_max,
+            policy_version_min=step_of(result.policy_version_min),
+            policy_version_max=step_of(result.policy_version_max),
         )
         self._dispatcher.ledger.record_evaluation(record.step, record.accuracy)
         answers = evaluation_samples(result.step, result.first_responses, self._tokenizer)
@@ -395,7 +347,7 @@ class TrainingLoop:
         weight_updates, workers = dispatcher.weight_updates(), dispatcher.workers()
         worker_peak_bytes = max((one.peak_memory_bytes for one in workers), default=0)
         return StepRecord(
-            step=dispatcher.policy_version,
+            step=dispatcher.step,
             time_unix_s=time.time(),
             step_s=step_s,
             idle_s=idle_s,
@@ -415,7 +367,7 @@ class TrainingLoop:
             buffered=counts.buffered,
             consumed=counts.consumed,
             dropped=dict(counts.dropped),
-            unsaved_steps=dispatcher.policy_version - max(0, self._saver.saved_step),
+            unsaved_steps=dispatcher.step - max(0, self._saver.saved_step),
             rollbacks=health.rollbacks.number,
             **streak_fields(
                 self._signals.last_step,

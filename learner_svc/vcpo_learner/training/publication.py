@@ -15,26 +15,18 @@ for the patch before.
 With several ranks each publishes its own rows (`ShardPublication`), and rank 0 announces a version
 once all have reported that theirs are written. If a rank does not, the version is never
 announced: workers go on with the one before it, and the ranks have to start again.
-
-Before a version is announced, the ledger keeps its step. So a token's version is one that a
-restarted learner comes to again.
 """
 
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-import xxhash
-
 from vcpo.api.workloads import Precision
 from vcpo.metrics.label_values import Stage
-from vcpo.wire.phase import RunPhase
-from vcpo.wire.v1 import ledger_pb2, policy_pb2
-from vcpo.wire.weights import manifest_checksum
+from vcpo.wire.v1 import policy_pb2
 from vcpo_learner.changed_elements import ChangedElements
 from vcpo_learner.clock import Clock
 from vcpo_learner.ledger.dispatcher import Dispatcher
@@ -48,9 +40,6 @@ from vcpo_learner.weight_server.process import WeightServer
 from vcpo_learner.weights.store import PolicyStore
 
 _Result = TypeVar("_Result")
-
-_POLL_S = 1.0
-"""Time between two looks at whether the ledger can be kept."""
 
 
 class Publication:
@@ -84,10 +73,6 @@ class Publication:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="publication")
         self._announcing: asyncio.Task[None] | None = None
         """Announcement of the newest version, until it is made."""
-        self._given_up_s = math.inf
-        """Time at which a version that the ledger cannot keep is given up, because the run ends."""
-        self._is_announced = True
-        """Whether the newest version that was to be announced was."""
 
     async def begin(self) -> None:
         """Take the parameters as the current version, and announce it beside what comes next.
@@ -133,15 +118,6 @@ class Publication:
         finally:
             task.cancel()
 
-    async def join_at_end(self, limit_s: float) -> bool:
-        """Wait as `join`; give up after `limit_s` seconds in which the ledger cannot be kept.
-
-        Returns whether the newest version was announced.
-        """
-        self._given_up_s = self._clock() + limit_s
-        await self.join()
-        return self._is_announced
-
     def close(self) -> None:
         """End the thread; there is nothing left to publish."""
         self._thread.shutdown()
@@ -155,17 +131,6 @@ class Publication:
         if self._weight_server is not None:
             prepared.manifest.address = await self._weight_server.address()
         prepared.manifest.other_shards.extend(await self._other_shards(version))
-        self._dispatcher.ledger.record_version(
-            ledger_pb2.VersionPublished(
-                policy_version=version,
-                checksum=checksum_of_shards(prepared.manifest),
-                num_ranks=self._ranks.size,
-                num_shards=self._ranks.num_shards,
-            )
-        )
-        self._is_announced = await self._is_kept()
-        if not self._is_announced:
-            return
         self._policies.publish(prepared)
         self._dispatcher.notify()
 
@@ -181,28 +146,3 @@ class Publication:
         except LostRankError:
             self._commands.is_broken = True
             raise
-
-    async def _is_kept(self) -> bool:
-        """Wait until the ledger is kept; return False if it cannot be and the run ends."""
-        dispatcher, ledger = self._dispatcher, self._dispatcher.ledger
-        kept = asyncio.ensure_future(ledger.wait_until_kept())
-        while not kept.done():
-            await asyncio.wait([kept], timeout=_POLL_S)
-            is_ending = (
-                dispatcher.phase is not RunPhase.RUNNING or self._clock() >= self._given_up_s
-            )
-            if is_ending and ledger.is_stuck and not kept.done():
-                kept.cancel()
-                return False
-        await kept
-        return True
-
-
-def checksum_of_shards(manifest: policy_pb2.PolicyManifest) -> int:
-    """Return one checksum of a version: that of its tensors, or xxh3 over those of its shards."""
-    if not manifest.other_shards:
-        return manifest_checksum(manifest)
-    digest = xxhash.xxh3_64()
-    for shard in (manifest, *manifest.other_shards):
-        digest.update(manifest_checksum(shard).to_bytes(8, "little"))
-    return digest.intdigest()

@@ -27,7 +27,7 @@ import torch
 from vcpo.service.lifecycle import StartError
 from vcpo.wire.trajectory import Trajectory
 from vcpo_learner.ledger.lease import Lease
-from vcpo_learner.ledger.trajectory_ledger import TrajectoryLedger
+from vcpo_learner.ledger.ledger import TrajectoryLedger
 from vcpo_learner.telemetry.run_records import RunRecords
 from vcpo_learner.update.policy_update import PolicyUpdate
 from vcpo_learner.update.result import PendingStep, UpdateResult

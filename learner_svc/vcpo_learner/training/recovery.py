@@ -1,36 +1,35 @@
 """Resumes a run: from its newest intact checkpoint, and from the redo log after it.
 
 ```
-checkpoint of step s    parameters, ledger      log    changes of the ledger, steps s+1 to n
+checkpoint of step s    parameters, ledger      log    what was leased and accepted since then
         |                                        |
-        +--> the ledger at the end of the log <--+     at once, before workers are served
-        +--> parameters s ---- steps s+1 to n redone --> parameters n     by the training loop
+        +--> parameters of step s                |
+        +--> the ledger that was lost <----------+     but for the steps: their groups wait again
 ```
 
-The ledger is that of the learner that stopped, and its leases end. A redone step has the batch and
-the calibration that the log names, so where the hardware repeats its sums, the parameters are the
-same bit for bit. A group that kills the learner while a step is redone comes into quarantine; its
-step has no such batch any more, so the run goes back to the version before.
+The learner goes on from step s. It publishes the parameters as a version of its own
+(`vcpo.wire.versions`), because those of the steps that are lost named other parameters.
 """
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from vcpo.api import VCPORun, continuation_document
+from vcpo.records.journal import METRICS_FILE
 from vcpo.records.step_record import StepRecord
 from vcpo_learner.checkpoints.folder import Checkpoint, require_same_spec
 from vcpo_learner.checkpoints.manifest import CheckpointError
 from vcpo_learner.ledger.dispatcher import Dispatcher
-from vcpo_learner.redo_log.log import RedoLog
-from vcpo_learner.redo_log.redo import LoggedStep
+from vcpo_learner.ledger.redo_log import RedoLog
 from vcpo_learner.telemetry.gauges import LearnerGauges
 from vcpo_learner.telemetry.run_records import RunRecords
 from vcpo_learner.telemetry.signals import SignalWindow
 from vcpo_learner.telemetry.step_log import StepLog
-from vcpo_learner.training.quarantine import Exclusion, Quarantine
+from vcpo_learner.training.quarantine import Exclusion
 from vcpo_learner.training.saving import RunSaver
 from vcpo_learner.update.policy_update import PolicyUpdate
 
@@ -47,17 +46,12 @@ class Recovery:
         dispatcher: Dispatcher,
         log: RedoLog,
         saver: RunSaver,
-        quarantine: Quarantine,
         exclusion: Exclusion,
         signals: SignalWindow,
         gauges: LearnerGauges,
         records: RunRecords,
         step_log: StepLog,
     ) -> None:
-        self.steps: list[LoggedStep] = []
-        """Steps after the checkpoint that are still to be redone, in this order."""
-        self.last_recorded_step = 0
-        """Last step in the journal at the start."""
         self._run = run
         self._run_dir = run_dir
         self._update = update
@@ -67,7 +61,6 @@ class Recovery:
         self._gauges = gauges
         self._records = records
         self._saver = saver
-        self._quarantine = quarantine
         self._exclusion = exclusion
         self._step_log = step_log
 
@@ -75,7 +68,7 @@ class Recovery:
         """Check that the run directory holds nothing of another run.
 
         Raises:
-            CheckpointError: naming the directory and the cure.
+            CheckpointError: naming the directory and the fix.
         """
         held = ""
         if steps := self._saver.checkpoints.steps():
@@ -100,31 +93,17 @@ class Recovery:
         log, spec = self._log, continuation_document(self._run)
         if log.spec is not None:
             require_same_spec(log.path, log.spec, spec)
-        checkpoint, damaged = self._saver.checkpoints.load_newest()
-        if checkpoint is not None:
-            for one in damaged:
-                self._records.event(
-                    "CheckpointDamaged", f"{one}; resuming from step {checkpoint.step}"
-                )
-            self._saver.checkpoints.set_aside(damaged)
-            self._load(checkpoint)
-        else:
-            self._require_whole_log()
-        step, after = 0, 0
-        if checkpoint is not None:
-            step, after = checkpoint.step, checkpoint.ledger[0].log_position
-        self.last_recorded_step = max((one.step for one in self._read_records()), default=0)
-        self._redo_changes(step, after)
+        checkpoint = self._load_newest()
+        step = 0 if checkpoint is None else checkpoint.step
+        records = self._records.read().steps
+        self._redo(checkpoint, records)
         log.set_spec(spec)
         if checkpoint is None and log.position == 0:
             return 0
-        self._dispatcher.ledger.restart()
-        self._leave_out(self._quarantine.excluded_lease_ids(), step)
-        self._check_consumed(step)
-        self._dispatcher.resume_at(step)
-        if not self.steps:
-            self._go_on()
-        self._report(step)
+        self._dispatcher.ledger.restart(log.lost_changes)
+        self._dispatcher.resume()
+        self._exclusion.exclude_again(step)
+        self._go_on([one for one in records if one.step <= step])
         if checkpoint is not None:
             self._saver.saved_step = step
             self._gauges.record_resume(
@@ -132,123 +111,74 @@ class Recovery:
                 now_unix_s=time.time(),
                 saved_unix_s=self._saver.checkpoints.path(step).stat().st_mtime,
             )
-        self._records.event("Resumed", self._description(checkpoint))
+        where = (
+            "without a checkpoint" if checkpoint is None else f"from the checkpoint of step {step}"
+        )
+        waiting = self._dispatcher.ledger.counts().buffered
+        version = self._dispatcher.policy_version
+        self._records.event(
+            "Resumed", f"{where}, as version {version}; {waiting} accepted trajectories wait"
+        )
         return step
 
-    def end_redo(self, step: int) -> None:
-        """Let limits and signals go on from the last step that was redone."""
-        self._go_on()
-        self._report(step)
+    def _load_newest(self) -> Checkpoint | None:
+        """Load the newest intact checkpoint; return None if there is none, and the log needs none.
 
-    def stop_redo(self, reasons: Mapping[str, str]) -> None:
-        """Leave out groups that break the next step; the run goes on from the version before it.
-
-        reasons: why, by lease.
+        Raises: as `resume`.
         """
-        version = self.steps[0].policy_version
-        self._go_back(0)
-        self._exclusion.exclude(reasons, reasons, version)
-
-    def _require_whole_log(self) -> None:
-        """Check that a run without a checkpoint has a log that begins at its start.
-
-        Raises:
-            CheckpointError: with the cure.
-        """
-        log = self._log
-        if log.is_from_start:
-            return
-        folder = self._run_dir / "checkpoints"
-        steps = ", ".join(map(str, log.checkpoint_steps))
-        raise CheckpointError(
-            f"{folder}: holds no checkpoint, and {log.path} goes on from"
-            f" one{steps and f' of step {steps}'}: put its folder back, or train from the start in"
-            " another --run-dir (in a cluster: as another VCPORun)"
-        )
-
-    def _load(self, checkpoint: Checkpoint) -> None:
+        checkpoints, ledger = self._saver.checkpoints, self._dispatcher.ledger
+        checkpoint, damaged = checkpoints.load_newest()
+        if checkpoint is None:
+            if not (step := self._log.first_step):
+                return None
+            raise CheckpointError(
+                f"{self._run_dir / 'checkpoints'}: holds no checkpoint, and {self._log.path} goes"
+                f" on from one of step {step}: put its folder back, or train from the start in"
+                " another --run-dir (in a cluster: as another VCPORun)"
+            )
+        for one in damaged:
+            self._records.event("CheckpointDamaged", f"{one}; resuming from step {checkpoint.step}")
+        checkpoints.set_aside(damaged)
         self._update.load_tensors(folder=checkpoint.tensors)
         self._update.load_state_dict(checkpoint.update_state)
-        self._dispatcher.ledger.restore(checkpoint.ledger)
+        ledger.restore(checkpoint.ledger)
+        return checkpoint
 
-    def _redo_changes(self, step: int, after: int) -> None:
-        ledger, log = self._dispatcher.ledger, self._log
-        redo = log.redo(ledger, after=after, recorded_step=self.last_recorded_step)
+    def _redo(self, checkpoint: Checkpoint | None, records: Sequence[StepRecord]) -> None:
+        """Apply the changes after a checkpoint, and report those that are missing.
+
+        A log that lost its end looks like one that ends earlier; the journal may know better.
+        """
+        log, ledger = self._log, self._dispatcher.ledger
+        step, after = 0, 0
+        if checkpoint is not None:
+            step, after = checkpoint.step, checkpoint.ledger[0].log_position
+        missing, num_lost = log.redo(ledger.replay, after=after, step=step)
+        if records:
+            last = max(records, key=lambda record: record.time_unix_s)
+            # What was in flight may be in the journal and not in the log.
+            lost = last.leased - last.in_flight - ledger.counts().leased
+            if lost > 0:
+                group_size = self._run.spec.batch.trajectories_per_prompt
+                num_lost = max(num_lost, math.ceil(lost / group_size))
+                known = f"step {last.step} of {METRICS_FILE} knows of {lost} more trajectories"
+                missing = f"{missing or log.path}; {known}"
+        if missing:
+            log.report_loss(missing, num_lost)
         self._signals.record_lost_changes(log.lost_changes)
-        self.steps = [each for version, each in sorted(redo.steps.items()) if version >= step]
         for kind, message in log.take_events():
             self._records.event(kind, message)
 
-    def _go_on(self) -> None:
-        """Let the lag limit go on from the step of ledger and parameters.
+    def _go_on(self, records: Sequence[StepRecord]) -> None:
+        """Let limits and signals go on from the checkpoint; what came before is no news.
 
-        While steps are redone the ledger is ahead of the parameters, and so is its limit.
+        records: up to the checkpoint. They tell people and signals what was; no decision of
+            training reads them.
         """
         health = self._update.health
         self._dispatcher.observe_health(health.level, health.rollbacks)
-
-    def _report(self, step: int) -> None:
-        """Let the signals go on from a step; what came before is no news."""
-        health = self._update.health
         self._step_log.resume(
             health.level, rate_factor=health.backoff.factor, rollbacks=health.rollbacks.number
         )
-        self._signals.resume([one for one in self._read_records() if one.step <= step])
+        self._signals.resume(records)
         self._gauges.skip_counted()
-
-    def _leave_out(self, lease_ids: Collection[str], step: int) -> None:
-        """Exclude groups; if a recorded step needs one of them, go back to before that step."""
-        for number, recorded in enumerate(self.steps):
-            if any(group.lease_id in lease_ids for group in recorded.groups):
-                self._go_back(number)
-                break
-        self._exclusion.exclude(lease_ids, {}, step)
-
-    def _go_back(self, number: int) -> None:
-        """Redo no more than a number of steps; the groups of later ones are buffered again."""
-        later, self.steps = self.steps[number:], self.steps[:number]
-        version = later[0].policy_version
-        read = [self._log.read_step(step) for step in later]
-        self._dispatcher.ledger.roll_back(version, [one for step in read for one in step.groups])
-        self._records.event(
-            "RedoStopped",
-            f"step {version + 1} cannot be redone without a group in quarantine: the run goes on"
-            f" from step {version}, and {len(later)} steps are taken with other batches",
-        )
-
-    def _check_consumed(self, step: int) -> None:
-        """Check that B trajectories were consumed for each version, as admission assumes.
-
-        A step consumes one batch and makes one version, and a checkpoint is written between steps.
-        So admission needs no other base after a restart.
-
-        Raises:
-            CheckpointError: with both numbers.
-        """
-        version = step + len(self.steps)
-        expected = version * self._run.spec.batch.trajectories
-        consumed = self._dispatcher.ledger.counts().consumed
-        if consumed != expected:
-            raise CheckpointError(
-                f"step {version}: {consumed} trajectories consumed, must be {expected}; remove the"
-                f" checkpoint of step {step} to resume from the one before"
-            )
-
-    def _description(self, checkpoint: Checkpoint | None) -> str:
-        where = (
-            "without a checkpoint"
-            if checkpoint is None
-            else (f"from the checkpoint of step {checkpoint.step}")
-        )
-        waiting = self._dispatcher.ledger.counts().buffered
-        return (
-            f"{where}; {len(self.steps)} later steps are redone, and {waiting} accepted"
-            " trajectories wait"
-        )
-
-    def _read_records(self) -> Sequence[StepRecord]:
-        """Return the records of all steps, by step, also of those that are redone.
-
-        They tell people and signals what was; no decision of training reads them.
-        """
-        return self._records.read().steps

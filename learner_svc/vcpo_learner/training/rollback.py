@@ -9,7 +9,8 @@ step n ends   its guards say: roll back
 
 Nothing else goes back. The version, the ledger, the prompts and the journal go on with step n + 1,
 so no response is trained on twice, and what the run does next has other data and half of the rate.
-Responses that the given-up weights sampled are not trained on (`LagLimit`).
+Responses that the given-up weights sampled are not trained on: those that wait are dropped, and
+`LagLimit` keeps out those that arrive.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import contextlib
 from vcpo.algo.health.collapse import REWARD_WINDOW_STEPS
 from vcpo.algo.health.guards import MAX_ROLLBACKS, RollbackNeed
 from vcpo.metrics.label_values import Stage
+from vcpo.records.reasons import DropReason
 from vcpo_learner.checkpoints.folder import Checkpoint
 from vcpo_learner.checkpoints.manifest import CheckpointError
 from vcpo_learner.ledger.dispatcher import Dispatcher
@@ -100,6 +102,8 @@ class Rollback:
             self._update.load_state_dict(state)
 
         await self._tensor_thread.run(restore)
+        ledger = self._dispatcher.ledger
+        ledger.drop(ledger.buffer.groups(), DropReason.ROLLED_BACK)
         self._signals.record_rollback(
             f"rollback from step {step} to the checkpoint of step {checkpoint.step}, because {why}"
         )
@@ -132,4 +136,4 @@ class Rollback:
 
     @property
     def _step(self) -> int:
-        return self._dispatcher.policy_version
+        return self._dispatcher.step

@@ -29,10 +29,10 @@ from vcpo_learner.checkpoints.folder import (
     state_bytes,
 )
 from vcpo_learner.checkpoints.manifest import FileChecksum
-from vcpo_learner.ledger.contents import LedgerState
 from vcpo_learner.ledger.dispatcher import Dispatcher
+from vcpo_learner.ledger.ledger import LedgerState
+from vcpo_learner.ledger.redo_log import RedoLog
 from vcpo_learner.model.model_folder import ModelExport
-from vcpo_learner.redo_log.log import RedoLog
 from vcpo_learner.telemetry.gauges import LearnerGauges
 from vcpo_learner.telemetry.run_records import RunRecords
 from vcpo_learner.training.tensor_thread import TensorThread
@@ -151,13 +151,11 @@ class RunSaver:
 
     async def _begin(self) -> None:
         """Copy the state between two steps, and begin to write it; none other may be on its way."""
-        step, ledger_now = self._step, self._dispatcher.ledger
-        # While steps are redone the ledger is ahead of the parameters; the log has what is missing.
-        is_ahead = ledger_now.counts().consumed > step * self._spec.batch.trajectories
-        if step == self.saved_step or is_ahead:
+        step = self._step
+        if step == self.saved_step:
             return
         # The snapshot is taken here, because the ledger belongs to the event loop.
-        ledger = ledger_now.snapshot()
+        ledger = self._dispatcher.ledger.snapshot()
         self._failure = None
         try:
             with self._gauges.stage(Stage.CHECKPOINT):
@@ -209,7 +207,7 @@ class RunSaver:
             self._report(error)
             return
         self.saved_step = staged.step
-        self._log.add_checkpoint(staged.step, staged.ledger.head.log_position, kept_steps=kept)
+        self._log.remove_before(min(kept, default=staged.step))
         optimizer = self._spec.optimizer
         self._gauges.record_checkpoint(
             time.time(),
@@ -237,4 +235,4 @@ class RunSaver:
 
     @property
     def _step(self) -> int:
-        return self._dispatcher.policy_version
+        return self._dispatcher.step

@@ -21,6 +21,7 @@ from vcpo.algo.health.diagnostics import TokenSums, diagnose
 from vcpo.algo.health.lag_breakdown import lag_breakdown
 from vcpo.algo.methods import LossConfig
 from vcpo.wire.trajectory import Trajectory
+from vcpo.wire.versions import step_of
 from vcpo_learner.device import to_device
 from vcpo_learner.estimator.record import BatchRecord, concatenate_rollout_logprobs, segment_sums
 from vcpo_learner.update.batch_decision import BatchSummary, split_groups
@@ -53,10 +54,10 @@ def ess_by_lag(
 ) -> dict[str, float]:
     """Return the ESS ratio of the trajectories in each bucket of lags, by its smallest lag.
 
-    A trajectory's lag is the age of its oldest token, in policy versions.
+    A trajectory's lag is the age of its oldest token, in steps.
     """
     log_weights: list[float] = record.sums(record.log_ratios).tolist()
-    lags = (policy_version - each.oldest_policy_version for each in trajectories)
+    lags = (max(0, step_of(policy_version) - each.oldest_step) for each in trajectories)
     return {
         str(smallest): ratio
         for smallest, ratio in lag_breakdown(zip(lags, log_weights, strict=True)).items()
@@ -64,7 +65,7 @@ def ess_by_lag(
 
 
 def tokens_by_lag(trajectories: Iterable[Trajectory], policy_version: int) -> Counter[int]:
-    """Return the number of sampled tokens of each lag, in policy versions."""
+    """Return the number of sampled tokens of each lag, in steps."""
     tokens: Counter[int] = Counter()
     for trajectory in trajectories:
         for lag, num_tokens in trajectory.lags(policy_version):

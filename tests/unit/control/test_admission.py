@@ -18,7 +18,7 @@ MAX_LAG = 3
 def admit(**changes: int) -> int:
     chosen = {
         "lag_limit_steps": 2,
-        "held_policy_version": 5,
+        "held_step": 5,
         "batch_trajectories": 10,
         "accepted": 60,
         "in_flight": 7,
@@ -31,8 +31,8 @@ def admit(**changes: int) -> int:
     [
         pytest.param({}, 13, id="(2 + 1 + 5) * 10 - 67"),
         pytest.param({"lag_limit_steps": 0}, 0, id="(0 + 1 + 5) * 10 - 67 is below zero"),
-        pytest.param({"held_policy_version": 6}, 23, id="a newer version admits a batch more"),
-        pytest.param({"accepted": 0, "in_flight": 0, "held_policy_version": 0}, 30, id="start"),
+        pytest.param({"held_step": 6}, 23, id="a newer version admits a batch more"),
+        pytest.param({"accepted": 0, "in_flight": 0, "held_step": 0}, 30, id="start"),
         pytest.param({"accepted": 73}, 0, id="exactly at the bound"),
         pytest.param({"accepted": 72}, 1, id="one below the bound"),
         pytest.param({"over_provision_ratio": 1.5}, 18, id="20 + 0.5 * 10 - 7"),
@@ -49,7 +49,7 @@ def test_admissible_work_is_the_bound_less_what_is_out(changes, expected):
     ("name", "value"),
     [
         ("lag_limit_steps", -1),
-        ("held_policy_version", -1),
+        ("held_step", -1),
         ("batch_trajectories", 0),
         ("accepted", -1),
         ("in_flight", -1),
@@ -66,7 +66,7 @@ def test_a_senseless_count_is_refused_by_name(name, value):
     [
         pytest.param({}, 2, id="8 in flight - (4 + 0.5 * 4)"),
         pytest.param({"max_policy_lag_steps": 0}, 8, id="at lag 0 a batch is all that can be used"),
-        pytest.param({"policy_version": 1}, 0, id="after the step there is room again"),
+        pytest.param({"step": 1}, 0, id="after the step there is room again"),
         pytest.param({"accepted": 5, "in_flight": 7}, 3, id="7 in flight - (3 + floor(1.5))"),
         pytest.param({"over_provision_ratio": 2.0}, 0, id="exactly at the limit"),
     ],
@@ -74,7 +74,7 @@ def test_a_senseless_count_is_refused_by_name(name, value):
 def test_what_is_in_flight_beyond_the_limit_is_surplus(changes, expected):
     chosen = {
         "max_policy_lag_steps": 1,
-        "policy_version": 0,
+        "step": 0,
         "batch_trajectories": 4,
         "accepted": 4,
         "in_flight": 8,
@@ -104,7 +104,7 @@ class _System:
         done = sum(grant.done for grant in self.queue)
         count = admissible_trajectories(
             lag_limit_steps=lag_limit_steps,
-            held_policy_version=self.version if self.use_learner_version else self.held[worker],
+            held_step=self.version if self.use_learner_version else self.held[worker],
             batch_trajectories=BATCH,
             accepted=self.consumed + done,
             in_flight=len(self.queue) - done,

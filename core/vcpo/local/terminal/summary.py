@@ -154,9 +154,6 @@ def _one_line(text: str) -> str:
     return " ".join("".join(each if each.isprintable() else " " for each in text).split())
 
 
-_FROM_LOG = "again from the redo log, which has everything that was accepted"
-
-
 def interruption_notice(
     run_file: Path, run_dir: Path, *, checkpoint_step: int | None, last_step: int
 ) -> str:
@@ -171,7 +168,7 @@ def interruption_notice(
     export = f"`{shlex.join(['vcpo', 'export', str(run_dir)])}`"
     start = checkpoint_step or 0
     later = f"step {last_step}" if last_step == start + 1 else f"steps {start + 1} to {last_step}"
-    redone = f"{resume} takes {later} {_FROM_LOG}, and goes on from step {last_step}."
+    redone = f"{resume} trains on everything that was accepted, and takes {later} anew."
     if checkpoint_step is None:
         found = f"There is no checkpoint: {redone}"
         if last_step == 0:

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from vcpo.wire.v1 import work_pb2 as vcpo_dot_wire_dot_v1_dot_work__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19vcpo/wire/v1/ledger.proto\x12\x0cvcpo.wire.v1\x1a\x17vcpo/wire/v1/work.proto\"\xcb\x04\n\x0eLedgerSnapshot\x12\x19\n\x11next_prompt_index\x18\x01 \x01(\x04\x12)\n\x08\x62uffered\x18\x02 \x03(\x0b\x32\x17.vcpo.wire.v1.HeldLease\x12\x0e\n\x06leased\x18\x03 \x01(\x04\x12\x10\n\x08\x63onsumed\x18\x04 \x01(\x04\x12:\n\x07\x64ropped\x18\x05 \x03(\x0b\x32).vcpo.wire.v1.LedgerSnapshot.DroppedEntry\x12\x19\n\x11next_grant_number\x18\x06 \x01(\x04\x12\x14\n\x07teacher\x18\x08 \x01(\x0cH\x00\x88\x01\x01\x12)\n\x08requeued\x18\t \x03(\x0b\x32\x17.vcpo.wire.v1.HeldLease\x12,\n\x0bopen_leases\x18\n \x03(\x0b\x32\x17.vcpo.wire.v1.HeldLease\x12\x14\n\x0clog_position\x18\x0b \x01(\x04\x12\x19\n\x11next_group_number\x18\x0c \x01(\x04\x12@\n\naccuracies\x18\r \x03(\x0b\x32,.vcpo.wire.v1.LedgerSnapshot.AccuraciesEntry\x12)\n\tlag_limit\x18\x0e \x01(\x0b\x32\x16.vcpo.wire.v1.LagLimit\x1a.\n\x0c\x44roppedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x1a\x31\n\x0f\x41\x63\x63uraciesEntry\x12\x0b\n\x03key\x18\x01 \x01(\x04\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\n\n\x08_teacher\"\xb1\x02\n\tHeldLease\x12\x14\n\x0cgrant_number\x18\x01 \x01(\x03\x12\x14\n\x0cgroup_number\x18\x02 \x01(\x03\x12\x14\n\x0cprompt_index\x18\x03 \x01(\x04\x12\x10\n\x08\x66\x61ilures\x18\x04 \x01(\r\x12\x13\n\x0blost_leases\x18\x05 \x01(\r\x12\x38\n\x11partial_responses\x18\x06 \x03(\x0b\x32\x1d.vcpo.wire.v1.PartialResponse\x12*\n\x08\x61\x63\x63\x65pted\x18\x07 \x03(\x0b\x32\x18.vcpo.wire.v1.Trajectory\x12\x10\n\x08lease_id\x18\x08 \x01(\t\x12\x11\n\tworker_id\x18\t \x01(\t\x12\x18\n\x10response_numbers\x18\n \x03(\r\x12\x16\n\x0epolicy_version\x18\x0b \x01(\x04\"\xa5\x04\n\x0cLedgerChange\x12\x33\n\rlease_granted\x18\x01 \x01(\x0b\x32\x1a.vcpo.wire.v1.LeaseGrantedH\x00\x12/\n\x0blease_ended\x18\x02 \x01(\x0b\x32\x18.vcpo.wire.v1.LeaseEndedH\x00\x12\x35\n\x0egroups_dropped\x18\x03 \x01(\x0b\x32\x1b.vcpo.wire.v1.GroupsDroppedH\x00\x12\x35\n\x0e\x62\x61tch_consumed\x18\x04 \x01(\x0b\x32\x1b.vcpo.wire.v1.BatchConsumedH\x00\x12;\n\x11version_published\x18\x05 \x01(\x0b\x32\x1e.vcpo.wire.v1.VersionPublishedH\x00\x12;\n\x11learner_restarted\x18\x06 \x01(\x0b\x32\x1e.vcpo.wire.v1.LearnerRestartedH\x00\x12/\n\x0brolled_back\x18\x07 \x01(\x0b\x32\x18.vcpo.wire.v1.RolledBackH\x00\x12\x31\n\nsubmission\x18\x08 \x01(\x0b\x32\x1b.vcpo.wire.v1.SubmitRequestH\x00\x12,\n\tevaluated\x18\t \x01(\x0b\x32\x17.vcpo.wire.v1.EvaluatedH\x00\x12+\n\tlag_limit\x18\n \x01(\x0b\x32\x16.vcpo.wire.v1.LagLimitH\x00\x42\x08\n\x06\x63hange\"\x8e\x01\n\x0cLeaseGranted\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x14\n\x0cprompt_index\x18\x03 \x01(\x04\x12\x16\n\x0epolicy_version\x18\x04 \x01(\x04\x12\x16\n\x0eoldest_version\x18\x05 \x01(\x04\x12\x13\n\x0bis_requeued\x18\x06 \x01(\x08\"h\n\nLeaseEnded\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x38\n\x11partial_responses\x18\x03 \x03(\x0b\x32\x1d.vcpo.wire.v1.PartialResponse\"2\n\rGroupsDropped\x12\x11\n\tlease_ids\x18\x01 \x03(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"X\n\rBatchConsumed\x12\x16\n\x0epolicy_version\x18\x01 \x01(\x04\x12\x11\n\tlease_ids\x18\x02 \x03(\t\x12\x1c\n\x14\x66resh_trajectory_ids\x18\x03 \x03(\t\"c\n\x10VersionPublished\x12\x16\n\x0epolicy_version\x18\x01 \x01(\x04\x12\x10\n\x08\x63hecksum\x18\x02 \x01(\x06\x12\x11\n\tnum_ranks\x18\x03 \x01(\r\x12\x12\n\nnum_shards\x18\x04 \x01(\r\"\'\n\x10LearnerRestarted\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\"+\n\tEvaluated\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x10\n\x08\x61\x63\x63uracy\x18\x02 \x01(\x01\"w\n\x08LagLimit\x12\r\n\x05steps\x18\x01 \x01(\r\x12\x15\n\rwarning_level\x18\x02 \x01(\t\x12\x11\n\trollbacks\x18\x03 \x01(\r\x12\x1d\n\x10rollback_version\x18\x04 \x01(\x04H\x00\x88\x01\x01\x42\x13\n\x11_rollback_version\"<\n\nRolledBack\x12\x16\n\x0epolicy_version\x18\x01 \x01(\x04\x12\x16\n\x0ereturns_groups\x18\x02 \x01(\x08\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19vcpo/wire/v1/ledger.proto\x12\x0cvcpo.wire.v1\x1a\x17vcpo/wire/v1/work.proto\"\xdd\x04\n\x0eLedgerSnapshot\x12\x19\n\x11next_prompt_index\x18\x01 \x01(\x04\x12)\n\x08\x62uffered\x18\x02 \x03(\x0b\x32\x17.vcpo.wire.v1.HeldLease\x12\x0e\n\x06leased\x18\x03 \x01(\x04\x12\x10\n\x08\x63onsumed\x18\x04 \x01(\x04\x12:\n\x07\x64ropped\x18\x05 \x03(\x0b\x32).vcpo.wire.v1.LedgerSnapshot.DroppedEntry\x12\x19\n\x11next_grant_number\x18\x06 \x01(\x04\x12\x14\n\x07teacher\x18\x08 \x01(\x0cH\x00\x88\x01\x01\x12)\n\x08requeued\x18\t \x03(\x0b\x32\x17.vcpo.wire.v1.HeldLease\x12,\n\x0bopen_leases\x18\n \x03(\x0b\x32\x17.vcpo.wire.v1.HeldLease\x12\x14\n\x0clog_position\x18\x0b \x01(\x04\x12\x19\n\x11next_group_number\x18\x0c \x01(\x04\x12@\n\naccuracies\x18\r \x03(\x0b\x32,.vcpo.wire.v1.LedgerSnapshot.AccuraciesEntry\x12)\n\tlag_limit\x18\x0e \x01(\x0b\x32\x16.vcpo.wire.v1.LagLimit\x12\x10\n\x08restarts\x18\x0f \x01(\x04\x1a.\n\x0c\x44roppedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x1a\x31\n\x0f\x41\x63\x63uraciesEntry\x12\x0b\n\x03key\x18\x01 \x01(\x04\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\n\n\x08_teacher\"\xb1\x02\n\tHeldLease\x12\x14\n\x0cgrant_number\x18\x01 \x01(\x03\x12\x14\n\x0cgroup_number\x18\x02 \x01(\x03\x12\x14\n\x0cprompt_index\x18\x03 \x01(\x04\x12\x10\n\x08\x66\x61ilures\x18\x04 \x01(\r\x12\x13\n\x0blost_leases\x18\x05 \x01(\r\x12\x38\n\x11partial_responses\x18\x06 \x03(\x0b\x32\x1d.vcpo.wire.v1.PartialResponse\x12*\n\x08\x61\x63\x63\x65pted\x18\x07 \x03(\x0b\x32\x18.vcpo.wire.v1.Trajectory\x12\x10\n\x08lease_id\x18\x08 \x01(\t\x12\x11\n\tworker_id\x18\t \x01(\t\x12\x18\n\x10response_numbers\x18\n \x03(\r\x12\x16\n\x0epolicy_version\x18\x0b \x01(\x04\"\x80\x03\n\x0cLedgerChange\x12\x33\n\rlease_granted\x18\x01 \x01(\x0b\x32\x1a.vcpo.wire.v1.LeaseGrantedH\x00\x12/\n\x0blease_ended\x18\x02 \x01(\x0b\x32\x18.vcpo.wire.v1.LeaseEndedH\x00\x12\x35\n\x0egroups_dropped\x18\x03 \x01(\x0b\x32\x1b.vcpo.wire.v1.GroupsDroppedH\x00\x12;\n\x11learner_restarted\x18\x04 \x01(\x0b\x32\x1e.vcpo.wire.v1.LearnerRestartedH\x00\x12\x31\n\nsubmission\x18\x05 \x01(\x0b\x32\x1b.vcpo.wire.v1.SubmitRequestH\x00\x12,\n\tevaluated\x18\x06 \x01(\x0b\x32\x17.vcpo.wire.v1.EvaluatedH\x00\x12+\n\tlag_limit\x18\x07 \x01(\x0b\x32\x16.vcpo.wire.v1.LagLimitH\x00\x42\x08\n\x06\x63hange\"\x8b\x01\n\x0cLeaseGranted\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x14\n\x0cprompt_index\x18\x03 \x01(\x04\x12\x16\n\x0epolicy_version\x18\x04 \x01(\x04\x12\x13\n\x0boldest_step\x18\x05 \x01(\x04\x12\x13\n\x0bis_requeued\x18\x06 \x01(\x08\"h\n\nLeaseEnded\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x38\n\x11partial_responses\x18\x03 \x03(\x0b\x32\x1d.vcpo.wire.v1.PartialResponse\"2\n\rGroupsDropped\x12\x11\n\tlease_ids\x18\x01 \x03(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"9\n\x10LearnerRestarted\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12\x10\n\x08restarts\x18\x02 \x01(\x04\"+\n\tEvaluated\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x10\n\x08\x61\x63\x63uracy\x18\x02 \x01(\x01\"q\n\x08LagLimit\x12\r\n\x05steps\x18\x01 \x01(\r\x12\x15\n\rwarning_level\x18\x02 \x01(\t\x12\x11\n\trollbacks\x18\x03 \x01(\r\x12\x1a\n\rrollback_step\x18\x04 \x01(\x04H\x00\x88\x01\x01\x42\x10\n\x0e_rollback_stepb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,31 +37,25 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LEDGERSNAPSHOT_ACCURACIESENTRY']._loaded_options = None
   _globals['_LEDGERSNAPSHOT_ACCURACIESENTRY']._serialized_options = b'8\001'
   _globals['_LEDGERSNAPSHOT']._serialized_start=69
-  _globals['_LEDGERSNAPSHOT']._serialized_end=656
-  _globals['_LEDGERSNAPSHOT_DROPPEDENTRY']._serialized_start=547
-  _globals['_LEDGERSNAPSHOT_DROPPEDENTRY']._serialized_end=593
-  _globals['_LEDGERSNAPSHOT_ACCURACIESENTRY']._serialized_start=595
-  _globals['_LEDGERSNAPSHOT_ACCURACIESENTRY']._serialized_end=644
-  _globals['_HELDLEASE']._serialized_start=659
-  _globals['_HELDLEASE']._serialized_end=964
-  _globals['_LEDGERCHANGE']._serialized_start=967
-  _globals['_LEDGERCHANGE']._serialized_end=1516
-  _globals['_LEASEGRANTED']._serialized_start=1519
-  _globals['_LEASEGRANTED']._serialized_end=1661
-  _globals['_LEASEENDED']._serialized_start=1663
-  _globals['_LEASEENDED']._serialized_end=1767
-  _globals['_GROUPSDROPPED']._serialized_start=1769
-  _globals['_GROUPSDROPPED']._serialized_end=1819
-  _globals['_BATCHCONSUMED']._serialized_start=1821
-  _globals['_BATCHCONSUMED']._serialized_end=1909
-  _globals['_VERSIONPUBLISHED']._serialized_start=1911
-  _globals['_VERSIONPUBLISHED']._serialized_end=2010
-  _globals['_LEARNERRESTARTED']._serialized_start=2012
-  _globals['_LEARNERRESTARTED']._serialized_end=2051
-  _globals['_EVALUATED']._serialized_start=2053
-  _globals['_EVALUATED']._serialized_end=2096
-  _globals['_LAGLIMIT']._serialized_start=2098
-  _globals['_LAGLIMIT']._serialized_end=2217
-  _globals['_ROLLEDBACK']._serialized_start=2219
-  _globals['_ROLLEDBACK']._serialized_end=2279
+  _globals['_LEDGERSNAPSHOT']._serialized_end=674
+  _globals['_LEDGERSNAPSHOT_DROPPEDENTRY']._serialized_start=565
+  _globals['_LEDGERSNAPSHOT_DROPPEDENTRY']._serialized_end=611
+  _globals['_LEDGERSNAPSHOT_ACCURACIESENTRY']._serialized_start=613
+  _globals['_LEDGERSNAPSHOT_ACCURACIESENTRY']._serialized_end=662
+  _globals['_HELDLEASE']._serialized_start=677
+  _globals['_HELDLEASE']._serialized_end=982
+  _globals['_LEDGERCHANGE']._serialized_start=985
+  _globals['_LEDGERCHANGE']._serialized_end=1369
+  _globals['_LEASEGRANTED']._serialized_start=1372
+  _globals['_LEASEGRANTED']._serialized_end=1511
+  _globals['_LEASEENDED']._serialized_start=1513
+  _globals['_LEASEENDED']._serialized_end=1617
+  _globals['_GROUPSDROPPED']._serialized_start=1619
+  _globals['_GROUPSDROPPED']._serialized_end=1669
+  _globals['_LEARNERRESTARTED']._serialized_start=1671
+  _globals['_LEARNERRESTARTED']._serialized_end=1728
+  _globals['_EVALUATED']._serialized_start=1730
+  _globals['_EVALUATED']._serialized_end=1773
+  _globals['_LAGLIMIT']._serialized_start=1775
+  _globals['_LAGLIMIT']._serialized_end=1888
 # @@protoc_insertion_point(module_scope)

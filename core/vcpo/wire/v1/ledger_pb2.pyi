@@ -80,6 +80,7 @@ class LedgerSnapshot(_message.Message):
     NEXT_GROUP_NUMBER_FIELD_NUMBER: _builtins.int
     ACCURACIES_FIELD_NUMBER: _builtins.int
     LAG_LIMIT_FIELD_NUMBER: _builtins.int
+    RESTARTS_FIELD_NUMBER: _builtins.int
     next_prompt_index: _builtins.int
     """Index of the next prompt of the training split that was never leased."""
     leased: _builtins.int
@@ -95,6 +96,8 @@ class LedgerSnapshot(_message.Message):
     """Position of the newest change in the redo log that the snapshot contains."""
     next_group_number: _builtins.int
     """Number of the next group that is new."""
+    restarts: _builtins.int
+    """Starts of the run so far, but for the first."""
     @_builtins.property
     def buffered(self) -> _containers.RepeatedCompositeFieldContainer[Global___HeldLease]:
         """Groups that wait for training."""
@@ -131,10 +134,11 @@ class LedgerSnapshot(_message.Message):
         next_group_number: _builtins.int = ...,
         accuracies: _abc.Mapping[_builtins.int, _builtins.float] | None = ...,
         lag_limit: Global___LagLimit | None = ...,
+        restarts: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_teacher", b"_teacher", "lag_limit", b"lag_limit", "teacher", b"teacher"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_teacher", b"_teacher", "accuracies", b"accuracies", "buffered", b"buffered", "consumed", b"consumed", "dropped", b"dropped", "lag_limit", b"lag_limit", "leased", b"leased", "log_position", b"log_position", "next_grant_number", b"next_grant_number", "next_group_number", b"next_group_number", "next_prompt_index", b"next_prompt_index", "open_leases", b"open_leases", "requeued", b"requeued", "teacher", b"teacher"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_teacher", b"_teacher", "accuracies", b"accuracies", "buffered", b"buffered", "consumed", b"consumed", "dropped", b"dropped", "lag_limit", b"lag_limit", "leased", b"leased", "log_position", b"log_position", "next_grant_number", b"next_grant_number", "next_group_number", b"next_group_number", "next_prompt_index", b"next_prompt_index", "open_leases", b"open_leases", "requeued", b"requeued", "restarts", b"restarts", "teacher", b"teacher"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__teacher: _TypeAlias = _typing.Literal["teacher"]  # noqa: Y015
     _WhichOneofArgType__teacher: _TypeAlias = _typing.Literal["_teacher", b"_teacher"]  # noqa: Y015
@@ -219,10 +223,7 @@ class LedgerChange(_message.Message):
     LEASE_GRANTED_FIELD_NUMBER: _builtins.int
     LEASE_ENDED_FIELD_NUMBER: _builtins.int
     GROUPS_DROPPED_FIELD_NUMBER: _builtins.int
-    BATCH_CONSUMED_FIELD_NUMBER: _builtins.int
-    VERSION_PUBLISHED_FIELD_NUMBER: _builtins.int
     LEARNER_RESTARTED_FIELD_NUMBER: _builtins.int
-    ROLLED_BACK_FIELD_NUMBER: _builtins.int
     SUBMISSION_FIELD_NUMBER: _builtins.int
     EVALUATED_FIELD_NUMBER: _builtins.int
     LAG_LIMIT_FIELD_NUMBER: _builtins.int
@@ -233,13 +234,7 @@ class LedgerChange(_message.Message):
     @_builtins.property
     def groups_dropped(self) -> Global___GroupsDropped: ...
     @_builtins.property
-    def batch_consumed(self) -> Global___BatchConsumed: ...
-    @_builtins.property
-    def version_published(self) -> Global___VersionPublished: ...
-    @_builtins.property
     def learner_restarted(self) -> Global___LearnerRestarted: ...
-    @_builtins.property
-    def rolled_back(self) -> Global___RolledBack: ...
     @_builtins.property
     def submission(self) -> _work_pb2.SubmitRequest:
         """Trajectories of an open lease arrived, in this request."""
@@ -254,19 +249,16 @@ class LedgerChange(_message.Message):
         lease_granted: Global___LeaseGranted | None = ...,
         lease_ended: Global___LeaseEnded | None = ...,
         groups_dropped: Global___GroupsDropped | None = ...,
-        batch_consumed: Global___BatchConsumed | None = ...,
-        version_published: Global___VersionPublished | None = ...,
         learner_restarted: Global___LearnerRestarted | None = ...,
-        rolled_back: Global___RolledBack | None = ...,
         submission: _work_pb2.SubmitRequest | None = ...,
         evaluated: Global___Evaluated | None = ...,
         lag_limit: Global___LagLimit | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["batch_consumed", b"batch_consumed", "change", b"change", "evaluated", b"evaluated", "groups_dropped", b"groups_dropped", "lag_limit", b"lag_limit", "learner_restarted", b"learner_restarted", "lease_ended", b"lease_ended", "lease_granted", b"lease_granted", "rolled_back", b"rolled_back", "submission", b"submission", "version_published", b"version_published"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["change", b"change", "evaluated", b"evaluated", "groups_dropped", b"groups_dropped", "lag_limit", b"lag_limit", "learner_restarted", b"learner_restarted", "lease_ended", b"lease_ended", "lease_granted", b"lease_granted", "submission", b"submission"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_consumed", b"batch_consumed", "change", b"change", "evaluated", b"evaluated", "groups_dropped", b"groups_dropped", "lag_limit", b"lag_limit", "learner_restarted", b"learner_restarted", "lease_ended", b"lease_ended", "lease_granted", b"lease_granted", "rolled_back", b"rolled_back", "submission", b"submission", "version_published", b"version_published"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["change", b"change", "evaluated", b"evaluated", "groups_dropped", b"groups_dropped", "lag_limit", b"lag_limit", "learner_restarted", b"learner_restarted", "lease_ended", b"lease_ended", "lease_granted", b"lease_granted", "submission", b"submission"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_change: _TypeAlias = _typing.Literal["lease_granted", "lease_ended", "groups_dropped", "batch_consumed", "version_published", "learner_restarted", "rolled_back", "submission", "evaluated", "lag_limit"]  # noqa: Y015
+    _WhichOneofReturnType_change: _TypeAlias = _typing.Literal["lease_granted", "lease_ended", "groups_dropped", "learner_restarted", "submission", "evaluated", "lag_limit"]  # noqa: Y015
     _WhichOneofArgType_change: _TypeAlias = _typing.Literal["change", b"change"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_change) -> _WhichOneofReturnType_change | None: ...
 
@@ -282,14 +274,14 @@ class LeaseGranted(_message.Message):
     WORKER_ID_FIELD_NUMBER: _builtins.int
     PROMPT_INDEX_FIELD_NUMBER: _builtins.int
     POLICY_VERSION_FIELD_NUMBER: _builtins.int
-    OLDEST_VERSION_FIELD_NUMBER: _builtins.int
+    OLDEST_STEP_FIELD_NUMBER: _builtins.int
     IS_REQUEUED_FIELD_NUMBER: _builtins.int
     lease_id: _builtins.str
     worker_id: _builtins.str
     prompt_index: _builtins.int
     policy_version: _builtins.int
-    oldest_version: _builtins.int
-    """Partial responses and accepted trajectories with an older token were discarded."""
+    oldest_step: _builtins.int
+    """Partial responses and accepted trajectories with a token of an earlier step were discarded."""
     is_requeued: _builtins.bool
     """Whether it was the first requeued prompt; otherwise the prompt selection chose it."""
     def __init__(
@@ -299,12 +291,12 @@ class LeaseGranted(_message.Message):
         worker_id: _builtins.str = ...,
         prompt_index: _builtins.int = ...,
         policy_version: _builtins.int = ...,
-        oldest_version: _builtins.int = ...,
+        oldest_step: _builtins.int = ...,
         is_requeued: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_requeued", b"is_requeued", "lease_id", b"lease_id", "oldest_version", b"oldest_version", "policy_version", b"policy_version", "prompt_index", b"prompt_index", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_requeued", b"is_requeued", "lease_id", b"lease_id", "oldest_step", b"oldest_step", "policy_version", b"policy_version", "prompt_index", b"prompt_index", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -366,87 +358,27 @@ class GroupsDropped(_message.Message):
 Global___GroupsDropped: _TypeAlias = GroupsDropped  # noqa: Y015
 
 @_typing.final
-class BatchConsumed(_message.Message):
-    """An optimizer step was taken, or skipped, on a batch."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    POLICY_VERSION_FIELD_NUMBER: _builtins.int
-    LEASE_IDS_FIELD_NUMBER: _builtins.int
-    FRESH_TRAJECTORY_IDS_FIELD_NUMBER: _builtins.int
-    policy_version: _builtins.int
-    """Version of the parameters before the step."""
-    @_builtins.property
-    def lease_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The groups of the batch, in its order."""
-
-    @_builtins.property
-    def fresh_trajectory_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Trajectories beside the batch that calibrated the step."""
-
-    def __init__(
-        self,
-        *,
-        policy_version: _builtins.int = ...,
-        lease_ids: _abc.Iterable[_builtins.str] | None = ...,
-        fresh_trajectory_ids: _abc.Iterable[_builtins.str] | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fresh_trajectory_ids", b"fresh_trajectory_ids", "lease_ids", b"lease_ids", "policy_version", b"policy_version"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___BatchConsumed: _TypeAlias = BatchConsumed  # noqa: Y015
-
-@_typing.final
-class VersionPublished(_message.Message):
-    """A policy version was announced."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    POLICY_VERSION_FIELD_NUMBER: _builtins.int
-    CHECKSUM_FIELD_NUMBER: _builtins.int
-    NUM_RANKS_FIELD_NUMBER: _builtins.int
-    NUM_SHARDS_FIELD_NUMBER: _builtins.int
-    policy_version: _builtins.int
-    checksum: _builtins.int
-    """xxh3 over the checksums of its tensors, or over those of its shards."""
-    num_ranks: _builtins.int
-    """Ranks that computed it, and shards that they published it in."""
-    num_shards: _builtins.int
-    def __init__(
-        self,
-        *,
-        policy_version: _builtins.int = ...,
-        checksum: _builtins.int = ...,
-        num_ranks: _builtins.int = ...,
-        num_shards: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checksum", b"checksum", "num_ranks", b"num_ranks", "num_shards", b"num_shards", "policy_version", b"policy_version"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___VersionPublished: _TypeAlias = VersionPublished  # noqa: Y015
-
-@_typing.final
 class LearnerRestarted(_message.Message):
     """A learner began where another one had stopped: the open leases ended."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     INCARNATION_FIELD_NUMBER: _builtins.int
+    RESTARTS_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.str
+    restarts: _builtins.int
+    """Starts of the run so far, but for the first: the learner's versions count from here
+    (vcpo.wire.versions).
+    """
     def __init__(
         self,
         *,
         incarnation: _builtins.str = ...,
+        restarts: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "restarts", b"restarts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -486,56 +418,29 @@ class LagLimit(_message.Message):
     STEPS_FIELD_NUMBER: _builtins.int
     WARNING_LEVEL_FIELD_NUMBER: _builtins.int
     ROLLBACKS_FIELD_NUMBER: _builtins.int
-    ROLLBACK_VERSION_FIELD_NUMBER: _builtins.int
+    ROLLBACK_STEP_FIELD_NUMBER: _builtins.int
     steps: _builtins.int
-    """Limit of host and warning, in policy versions."""
+    """Limit of host and warning, in steps."""
     warning_level: _builtins.str
     """Early warning after the newest step."""
     rollbacks: _builtins.int
     """Rollbacks of the run so far."""
-    rollback_version: _builtins.int
-    """Policy version that the newest rollback published; absent if there was none."""
+    rollback_step: _builtins.int
+    """Step after which the newest rollback was; absent if there was none."""
     def __init__(
         self,
         *,
         steps: _builtins.int = ...,
         warning_level: _builtins.str = ...,
         rollbacks: _builtins.int = ...,
-        rollback_version: _builtins.int | None = ...,
+        rollback_step: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_rollback_version", b"_rollback_version", "rollback_version", b"rollback_version"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_rollback_step", b"_rollback_step", "rollback_step", b"rollback_step"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_rollback_version", b"_rollback_version", "rollback_version", b"rollback_version", "rollbacks", b"rollbacks", "steps", b"steps", "warning_level", b"warning_level"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_rollback_step", b"_rollback_step", "rollback_step", b"rollback_step", "rollbacks", b"rollbacks", "steps", b"steps", "warning_level", b"warning_level"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__rollback_version: _TypeAlias = _typing.Literal["rollback_version"]  # noqa: Y015
-    _WhichOneofArgType__rollback_version: _TypeAlias = _typing.Literal["_rollback_version", b"_rollback_version"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__rollback_version) -> _WhichOneofReturnType__rollback_version | None: ...
+    _WhichOneofReturnType__rollback_step: _TypeAlias = _typing.Literal["rollback_step"]  # noqa: Y015
+    _WhichOneofArgType__rollback_step: _TypeAlias = _typing.Literal["_rollback_step", b"_rollback_step"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__rollback_step) -> _WhichOneofReturnType__rollback_step | None: ...
 
 Global___LagLimit: _TypeAlias = LagLimit  # noqa: Y015
-
-@_typing.final
-class RolledBack(_message.Message):
-    """The run went back to an earlier version: later steps do not count."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    POLICY_VERSION_FIELD_NUMBER: _builtins.int
-    RETURNS_GROUPS_FIELD_NUMBER: _builtins.int
-    policy_version: _builtins.int
-    returns_groups: _builtins.bool
-    """Whether the groups that the later steps consumed may be trained on again. Those with a token of
-    a later version may not: nobody has these parameters any more.
-    """
-    def __init__(
-        self,
-        *,
-        policy_version: _builtins.int = ...,
-        returns_groups: _builtins.bool = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["policy_version", b"policy_version", "returns_groups", b"returns_groups"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___RolledBack: _TypeAlias = RolledBack  # noqa: Y015

@@ -27,14 +27,14 @@ class Promise:
     failures: int
     expires_s: float
     partial: int | None = None
-    """Oldest version of the response that the grant resumes."""
+    """Oldest step of the response that the grant resumes."""
     kept: dict[Response, int] = field(default_factory=dict)
-    """Oldest version of each response that arrived before a crash."""
+    """Oldest step of each response that arrived before a crash."""
     begun: int = 0
     """Number of the response that the grant resumes."""
     preempted: bool = False
-    versions: dict[int, int] = field(default_factory=dict)
-    """Oldest version of each response that has arrived."""
+    steps: dict[int, int] = field(default_factory=dict)
+    """Oldest step of each response that has arrived."""
 
     @property
     def numbers(self) -> list[int]:
@@ -54,7 +54,7 @@ class Waiting:
     prompt_index: int
     failures: int = 0
     partial: int | None = None
-    """Oldest version of its partial response."""
+    """Oldest step of its partial response."""
     begun: int = 0
     """Number of that response."""
     kept: dict[Response, int] = field(default_factory=dict)
@@ -94,8 +94,9 @@ class LedgerModel:
     next_prompt: int = 0
     next_grant: int = 0
     next_group: int = 0
-    version: int = 0
-    consumed: list[int] = field(default_factory=list)
+    step: int = 0
+    consumed: dict[int, Whole] = field(default_factory=dict)
+    """Groups by grant, in the order in which steps took them."""
 
     def grant(
         self,
@@ -140,24 +141,24 @@ class LedgerModel:
             return []
         outcomes = []
         for number in numbers:
-            outcomes.append("duplicate" if number in promise.versions else "accepted")
-            promise.versions.setdefault(number, oldest)
+            outcomes.append("duplicate" if number in promise.steps else "accepted")
+            promise.steps.setdefault(number, oldest)
             self.fates[lease_id, number] = "buffered"
-        if len(promise.versions) == promise.size:
+        if len(promise.steps) == promise.size:
             del self.open[lease_id]
             self.fulfilled.append(lease_id)
-            arrived = tuple((lease_id, number) for number in promise.versions)
+            arrived = tuple((lease_id, number) for number in promise.steps)
             self.buffered[promise.number] = Whole(
                 promise.prompt_index,
                 promise.group,
-                min([*promise.versions.values(), *promise.kept.values()]),
+                min([*promise.steps.values(), *promise.kept.values()]),
                 (*promise.kept, *arrived),
                 promise.worker_id,
             )
         return outcomes
 
     def end(self, lease_id: str, reason: str, partial: int | None = None) -> None:
-        """End an open lease, with the oldest version of a released response, or none."""
+        """End an open lease, with the oldest step of a released response, or none."""
         promise = self.open.pop(lease_id)
         failed = reason == "generation_failed"
         failures = promise.failures + failed
@@ -211,9 +212,9 @@ class LedgerModel:
         taken = sorted(self.buffered, key=lambda one: (self.buffered[one].oldest, one))[:PROMPTS]
         taken.sort(key=lambda one: self.buffered[one].group)
         for number in taken:
-            self.fates |= dict.fromkeys(self.buffered.pop(number).members, "consumed")
-        self.consumed += taken
-        self.version += 1
+            self.consumed[number] = group = self.buffered.pop(number)
+            self.fates |= dict.fromkeys(group.members, "consumed")
+        self.step += 1
         return taken
 
     def drop_late(
@@ -227,22 +228,30 @@ class LedgerModel:
     def _drop_beyond(self, failures_of: Mapping[int, int], bound: int, reason: str) -> None:
         """Play the steps to come with what there is now."""
         left = sorted((group.oldest, number) for number, group in self.buffered.items())
-        version, late = self.version, []
+        step, late = self.step, []
         while left:
-            late += [number for oldest, number in left if oldest < version - bound]
-            left = [one for one in left if one[0] >= version - bound][PROMPTS:]
-            version += 1
+            late += [number for oldest, number in left if oldest < step - bound]
+            left = [one for one in left if one[0] >= step - bound][PROMPTS:]
+            step += 1
         for number in sorted(late):
             group = self.buffered.pop(number)
             self.fates |= dict.fromkeys(group.members, reason)
             self.requeued.append(Waiting(group.prompt_index, failures_of[number]))
 
-    def restart(self) -> None:
-        """Begin again where another process stopped: leases end, what arrived stays."""
+    def restart(self, step: int) -> None:
+        """Begin again at the step of a checkpoint: leases end, what arrived stays.
+
+        The groups of later steps wait again.
+        """
+        for number in list(self.consumed)[step * PROMPTS :]:
+            self.buffered[number] = group = self.consumed.pop(number)
+            self.fates |= dict.fromkeys(group.members, "buffered")
+        self.step = step
+        self.accuracies = {at: one for at, one in self.accuracies.items() if at <= step}
         ended = []
         for lease_id, promise in self.open.items():
-            arrived = {(lease_id, one): oldest for one, oldest in promise.versions.items()}
-            partial = None if promise.begun in promise.versions else promise.partial
+            arrived = {(lease_id, one): oldest for one, oldest in promise.steps.items()}
+            partial = None if promise.begun in promise.steps else promise.partial
             kept = promise.kept | arrived
             begun, number = promise.begun, promise.number
             ended.append(

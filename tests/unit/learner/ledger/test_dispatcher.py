@@ -18,6 +18,7 @@ from tests.fixtures.learner.dispatcher import (
 from vcpo.records.weight_updates import WeightUpdates
 from vcpo.wire.errors import InvalidMessageError
 from vcpo.wire.failures import Failure, FailureCause
+from vcpo.wire.versions import version_of
 from vcpo_learner.ledger import dispatcher as dispatcher_module
 from vcpo_learner.ledger.lease import Purpose
 from vcpo_learner.ledger.worker_registry import WORKER_LOST_AFTER_S
@@ -55,7 +56,7 @@ class TestAdmission:
         assert await lease_now(fixture) == []
 
     async def test_the_version_that_counts_is_the_one_the_worker_holds(self, fixture):
-        fixture.dispatcher.resume_at(1)
+        fixture.dispatcher.policy_version = 1
         stale = await lease_now(fixture, worker_id="stale", held=0)
         fresh = await lease_now(fixture, worker_id="fresh", held=1)
         assert (len(stale), len(fresh)) == (4, 2)
@@ -122,7 +123,7 @@ class TestWaiting:
         await lease_now(fixture)
         waiting = waiting_lease(fixture)
         await settle()
-        fixture.dispatcher.resume_at(1)
+        fixture.dispatcher.policy_version = 1
         fixture.dispatcher.notify()
         await settle()
         assert waiting.done()
@@ -203,34 +204,29 @@ class TestSubmissions:
         await round_
 
     async def test_a_token_of_a_version_that_does_not_exist_is_refused(self, fixture):
-        fixture.dispatcher.resume_at(1)
+        fixture.dispatcher.policy_version = 1
         (first, *_) = await lease_now(fixture)
         with pytest.raises(InvalidMessageError, match=r"trajectories\[0\]\.version_spans.*1.*2"):
             fixture.submit(first, versions=(1, 2))
         assert fixture.ledger.counts().buffered == 0
 
-    async def test_tokens_that_a_lease_carried_may_be_of_versions_that_are_not_redone_yet(
-        self, fixture
-    ):
-        fixture.dispatcher.resume_at(3)
+    async def test_a_lease_may_carry_tokens_of_later_steps_that_a_restart_has_undone(self, fixture):
+        fixture.dispatcher.policy_version = 3
         (begun,) = await lease_now(fixture, held=3, room=2)
-        begun_id = begun.lease_id
-        fixture.dispatcher.release("w", [begun_id], [make_partial_response(2, 3)])
-        fixture.dispatcher.resume_at(1)  # as a learner that has the ledger, and redoes steps 2, 3
-        (again,) = await lease_now(fixture, held=1, room=2)
-        with pytest.raises(InvalidMessageError, match=r"version_spans: must be at most version 3"):
-            fixture.submit(again, versions=(2, 3, 4))
-        assert fixture.submit(again, versions=(2, 3, 1)) == ["accepted", "accepted"]
-        (other,) = await lease_now(fixture, held=1, room=2)
-        with pytest.raises(InvalidMessageError, match=r"version_spans: must be at most version 1"):
-            fixture.submit(other, versions=(2, 3, 1))
+        fixture.dispatcher.release("w", [begun.lease_id], [make_partial_response(2, 3)])
+        now = fixture.dispatcher.policy_version = version_of(restarts=1, step=1)
+        (again,) = await lease_now(fixture, held=now, room=2)
+        assert fixture.submit(again, versions=(2, 3, now)) == ["accepted", "accepted"]
+        (other,) = await lease_now(fixture, held=now, room=2)
+        with pytest.raises(InvalidMessageError, match=rf"version_spans: must be at most .* {now}"):
+            fixture.submit(other, versions=(now + 1,))
 
     async def test_tokens_that_an_ended_lease_carried_are_late_and_no_fault(self, fixture):
-        fixture.dispatcher.resume_at(3)
+        fixture.dispatcher.policy_version = 3
         (begun,) = await lease_now(fixture, held=3, room=2)
         partial = [make_partial_response(2, 3)]
         fixture.dispatcher.release("w", [begun.lease_id], partial)
-        fixture.dispatcher.resume_at(1)
+        fixture.dispatcher.policy_version = 1
         (again,) = await lease_now(fixture, held=1, room=2)
         fixture.dispatcher.release("w", [again.lease_id])
         assert fixture.submit(again, versions=(2, 3, 1)) == ["lease_ended", "lease_ended"]
@@ -334,7 +330,7 @@ class TestEvaluation:
         assert len(await lease_now(fixture)) == 4
 
     async def test_only_the_newest_version_answers_an_exclusive_round(self, fixture):
-        fixture.dispatcher.resume_at(3)
+        fixture.dispatcher.policy_version = 3
         round_ = await begin_round(fixture, exclusive=True)
         assert await lease_now(fixture, held=2) == []
         (held_out,) = await lease_now(fixture, held=3)
@@ -405,7 +401,7 @@ class TestEvaluation:
 
 async def test_the_batch_taken_is_the_one_the_version_allows(fixture):
     leases = await lease_now(fixture)
-    fixture.dispatcher.resume_at(2)
+    fixture.dispatcher.policy_version = 2
     for lease in leases[:2]:
         fixture.dispatcher.submit("w", lease.lease_id, make_trajectories(lease, versions=(0,)))
     for lease in leases[2:]:

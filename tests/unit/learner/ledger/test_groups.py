@@ -51,7 +51,7 @@ def test_late_is_what_the_next_steps_one_by_one_would_find_too_old(
             late.append(grant_number)
         else:
             taken += 1
-    found = buffer.late(policy_version=policy_version, max_policy_lag_steps=max_policy_lag_steps)
+    found = buffer.late(step=policy_version, max_policy_lag_steps=max_policy_lag_steps)
     assert [each.grant_number for each in found] == sorted(late)
 
 
@@ -76,7 +76,7 @@ def test_groups_that_were_removed_delay_no_others(versions, removed, policy_vers
     assert [each.grant_number for each in gone] == [one for one in removed if one < len(versions)]
     rest = GroupBuffer(prompts_per_step=2)
     rest.add(group(n, version) for n, version in enumerate(versions) if n not in removed)
-    limits = {"policy_version": policy_version, "max_policy_lag_steps": 1}
+    limits = {"step": policy_version, "max_policy_lag_steps": 1}
     assert buffer.groups() == rest.groups()
     assert buffer.num_trajectories == rest.num_trajectories
     assert buffer.late(**limits) == rest.late(**limits)

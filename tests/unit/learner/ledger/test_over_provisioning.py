@@ -60,7 +60,7 @@ async def test_an_interrupted_response_is_resumed_after_the_step():
     partial = make_partial_response(0, 0)
     fixture.dispatcher.release("w", [leases[5].lease_id], [partial])
     assert fixture.ledger.counts().dropped == {"surplus": 2}
-    fixture.dispatcher.resume_at(1)
+    fixture.dispatcher.policy_version = 1
     resumed, *fresh = await take_leases(fixture, held=1)
     assert (resumed.prompt_index, resumed.partial_responses) == (5, (partial,))
     assert all(lease.partial_responses == () for lease in fresh)
@@ -95,6 +95,6 @@ async def test_a_complete_group_whose_turn_comes_too_late_takes_no_place_of_othe
     assert await take_leases(fixture) == []
     assert fixture.ledger.counts().dropped == {"lag_exceeded": 4}
     assert await fixture.dispatcher.next_batch()
-    fixture.dispatcher.resume_at(1)
+    fixture.dispatcher.policy_version = 1
     # 8 accepted of 12: 4 and 4 more may be in flight, at once.
     assert len(await take_leases(fixture, held=1)) == 4

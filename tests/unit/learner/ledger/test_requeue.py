@@ -15,7 +15,7 @@ from vcpo.algo.methods import GroupFilter
 from vcpo.wire.errors import InvalidMessageError
 from vcpo.wire.trajectory import FinishReason
 from vcpo.wire.v1 import ledger_pb2
-from vcpo_learner.ledger import trajectory_ledger as ledger_module
+from vcpo_learner.ledger import ledger as ledger_module
 
 UNDER_WAY = make_partial_response(0, 1)
 COMPLETE = make_partial_response(1, finish_reason=FinishReason.STOP, number=1)
@@ -77,7 +77,7 @@ def test_a_group_that_was_too_old_restarts(ledger):
     release_with(ledger, UNDER_WAY)
     lease = grant_one(ledger)
     ledger.submit(lease.lease_id, make_trajectories(lease, versions=(0, 1)))
-    assert ledger.take_batch(policy_version=2, max_policy_lag_steps=1) is None
+    assert ledger.take_batch(step=2, max_policy_lag_steps=1) is None
     again = grant_one(ledger)
     assert (again.prompt_index, again.partial_responses) == (0, ())
 
@@ -98,7 +98,7 @@ def test_more_responses_than_the_lease_wants_are_refused(ledger):
 
 def test_responses_with_a_token_that_is_too_old_are_discarded(ledger):
     release_with(ledger, UNDER_WAY, COMPLETE)
-    lease = grant_one(ledger, oldest_partial_version=1)
+    lease = grant_one(ledger, oldest_step=1)
     assert lease.partial_responses == (COMPLETE,)
 
 
@@ -133,8 +133,8 @@ async def test_a_token_at_the_bound_may_still_be_trained_on_and_an_older_one_not
     for version in (0, 1):
         for lease in fixture.ledger.grant("w", num_groups=2, policy_version=version):
             fixture.ledger.submit(lease.lease_id, make_trajectories(lease, versions=(version,)))
-        assert fixture.ledger.take_batch(policy_version=version, max_policy_lag_steps=1)
-    fixture.dispatcher.resume_at(2)
+        assert fixture.ledger.take_batch(step=version, max_policy_lag_steps=1)
+    fixture.dispatcher.policy_version = 2
     old, young = await fixture.dispatcher.lease(work_request(held=2, room=4), wait_s=0)
     for partial, assignment in ((UNDER_WAY, old), (COMPLETE, young)):
         fixture.dispatcher.release("w", [assignment.lease_id], [partial])
@@ -149,30 +149,8 @@ async def test_a_version_that_does_not_exist_yet_is_refused():
         fixture.dispatcher.release("w", [assignment.lease_id], [make_partial_response(1)])
 
 
-def test_what_is_kept_is_not_wasted(ledger):
-    release_with(ledger, UNDER_WAY)
-    ledger.release("w", [])
-    assert ledger.wasted_tokens() == {}
-
-
-def test_discarded_responses_are_wasted_tokens_of_their_reason(ledger):
-    release_with(ledger, UNDER_WAY, COMPLETE)  # two tokens and one
-    lease = grant_one(ledger, oldest_partial_version=1)
-    assert ledger.wasted_tokens() == {"lag_exceeded": 2}
-    ledger.fail(lease.lease_id)
-    assert ledger.wasted_tokens() == {"lag_exceeded": 2, "generation_failed": 1}
-
-
-def test_what_had_arrived_of_an_unfinished_group_is_wasted_when_its_lease_ends(ledger, clock):
-    lease = grant_one(ledger)
-    ledger.submit(lease.lease_id, make_trajectories(lease, versions=(0, 1))[:1])
-    clock.advance(TIMEOUT_S)
-    ledger.expire()
-    assert ledger.wasted_tokens() == {"lease_expired": 2}
-
-
-def test_equal_rewards_waste_their_tokens_where_groups_must_tell_something(clock):
+def test_equal_rewards_are_dropped_where_groups_must_tell_something(clock):
     ledger = make_ledger(clock, group_filter=GroupFilter.DYNAMIC_SAMPLING)
     lease = grant_one(ledger)
     ledger.submit(lease.lease_id, make_trajectories(lease, versions=(0, 1, 1)))
-    assert ledger.wasted_tokens() == {"no_signal": 6}
+    assert ledger.counts().dropped == {"no_signal": 2}

@@ -168,7 +168,7 @@ def test_a_restart_of_the_learner_keeps_the_draw(ledger, clock, is_failed_before
 def test_a_group_that_was_dropped_is_followed_by_other_responses(ledger):
     (first,) = grant(ledger)
     ledger.submit(first.lease_id, make_trajectories(first, versions=(0,)))
-    ledger.drop_late(policy_version=9, max_policy_lag_steps=1)
+    ledger.drop_late(step=9, max_policy_lag_steps=1)
     assert ledger.counts().dropped == {DropReason.LAG_EXCEEDED: 2}
     (again,) = grant(ledger)
     assert again.prompt_index == first.prompt_index
@@ -181,7 +181,7 @@ def test_a_batch_stands_in_the_order_of_the_first_grants(ledger):
     (again,) = grant(ledger)
     for lease in (second, again):
         ledger.submit(lease.lease_id, make_trajectories(lease))
-    batch = ledger.take_batch(policy_version=0, max_policy_lag_steps=1)
+    batch = ledger.take_batch(step=0, max_policy_lag_steps=1)
     assert [group.lease_id for group in batch] == [again.lease_id, second.lease_id]
 
 

@@ -35,7 +35,7 @@ class SaturatedRun(DispatcherFixture):
         await self.complete_all()
         dispatcher = self.dispatcher
         batch = await dispatcher.next_batch()
-        oldest = min(group.oldest_policy_version for group in batch)
+        oldest = min(group.oldest_step for group in batch)
         self.lags.append(dispatcher.policy_version - oldest)
         dispatcher.advance_version()
 
@@ -112,7 +112,7 @@ async def test_drops_by_the_runs_own_bound_are_counted_separately(run):
     await run.complete_all()
     run.dispatcher.throttle(4)
     # Two steps are made up: the oldest two batches are now nine and ten versions old.
-    run.ledger.drop_late(policy_version=14, max_policy_lag_steps=8, lag_limit_steps=4)
+    run.ledger.drop_late(step=14, max_policy_lag_steps=8, lag_limit_steps=4)
     assert run.dropped() == {"lag_exceeded": 2 * BATCH, "throttled": 4 * BATCH}
 
 

@@ -16,7 +16,7 @@ from tests.fixtures.learner.dispatcher import (
 from vcpo.algo.methods import GroupFilter
 from vcpo.wire.errors import InvalidMessageError
 from vcpo.wire.v1 import ledger_pb2
-from vcpo_learner.ledger.contents import AccountingError, TrajectoryCounts
+from vcpo_learner.ledger.ledger import AccountingError, TrajectoryCounts
 from vcpo_learner.prompts.source import SequentialPrompts
 
 
@@ -87,7 +87,7 @@ def test_the_first_response_under_an_id_is_the_one_that_stays(ledger):
     ledger.submit(lease.lease_id, [make_trajectory(lease.lease_id, 0, reward=0.25)])
     ledger.submit(lease.lease_id, [make_trajectory(lease.lease_id, 0, reward=0.75)])
     submit_all(ledger, leases)
-    batch = ledger.take_batch(policy_version=0, max_policy_lag_steps=1)
+    batch = ledger.take_batch(step=0, max_policy_lag_steps=1)
     assert [one.reward for one in batch[0].trajectories] == [0.25, 1.0]
 
 
@@ -102,16 +102,16 @@ def test_part_of_a_group_is_buffered_but_never_taken(ledger):
     ledger.submit(first.lease_id, [make_trajectory(first.lease_id, 0)])
     submit_all(ledger, [second])
     assert (ledger.counts().in_flight, ledger.counts().buffered) == (3, 3)
-    assert ledger.take_batch(policy_version=0, max_policy_lag_steps=1) is None
+    assert ledger.take_batch(step=0, max_policy_lag_steps=1) is None
     submit_all(ledger, [third])
-    batch = ledger.take_batch(policy_version=0, max_policy_lag_steps=1)
+    batch = ledger.take_batch(step=0, max_policy_lag_steps=1)
     assert [group.lease_id for group in batch] == [second.lease_id, third.lease_id]
 
 
 def test_groups_are_consumed_in_the_order_of_their_grants(ledger):
     leases = grant(ledger, 3)
     submit_all(ledger, reversed(leases))
-    batch = ledger.take_batch(policy_version=0, max_policy_lag_steps=1)
+    batch = ledger.take_batch(step=0, max_policy_lag_steps=1)
     assert [group.prompt_index for group in batch] == [0, 1]
 
 
@@ -195,7 +195,7 @@ def test_a_group_older_than_the_bound_is_dropped_and_its_prompt_granted_again(le
     leases = grant(ledger, 3)
     submit_all(ledger, leases[:1], versions=(3, 4))
     submit_all(ledger, leases[1:], versions=(4, 5))
-    batch = ledger.take_batch(policy_version=5, max_policy_lag_steps=1)
+    batch = ledger.take_batch(step=5, max_policy_lag_steps=1)
     assert [group.prompt_index for group in batch] == [1, 2]
     assert ledger.counts().dropped == {"lag_exceeded": 2}
     assert prompts(grant(ledger, 2)) == [0, 3]
@@ -203,14 +203,14 @@ def test_a_group_older_than_the_bound_is_dropped_and_its_prompt_granted_again(le
 
 def test_stale_groups_are_dropped_even_when_too_few_are_left_for_a_step(ledger):
     submit_all(ledger, grant(ledger, 2))
-    assert ledger.take_batch(policy_version=2, max_policy_lag_steps=1) is None
+    assert ledger.take_batch(step=2, max_policy_lag_steps=1) is None
     assert ledger.counts().dropped == {"lag_exceeded": 4}
 
 
 def test_stale_prompts_are_granted_again_in_the_order_of_their_first_grants(ledger):
     first, second, third = grant(ledger, 3)
     submit_all(ledger, [first, third, second])
-    ledger.take_batch(policy_version=2, max_policy_lag_steps=1)
+    ledger.take_batch(step=2, max_policy_lag_steps=1)
     assert prompts(grant(ledger, 3)) == [0, 1, 2]
 
 
@@ -256,7 +256,7 @@ def test_accepted_groups_survive_a_restart_bit_for_bit(ledger, clock):
     (float32,) = struct.unpack("<f", struct.pack("<f", -0.1))
     submit_all(ledger, grant(ledger, 2), versions=(0, 1), reward=0.1, logprob=float32)
     before = sorted(ledger.buffer.groups())
-    batch = restart(ledger, clock).take_batch(policy_version=1, max_policy_lag_steps=1)
+    batch = restart(ledger, clock).take_batch(step=1, max_policy_lag_steps=1)
     assert [group.trajectories for group in batch] == [group.trajectories for group in before]
 
 
@@ -273,11 +273,11 @@ def test_what_had_not_arrived_at_a_restart_is_dropped_by_name_and_granted_again(
     assert [lease.grant_number for lease in leases] == [0, 1, 2]
 
 
-def test_a_submission_that_was_accepted_before_a_roll_back_is_not_accepted_again(ledger):
+def test_a_submission_that_was_accepted_before_a_restart_is_not_accepted_again(ledger):
     (lease,) = grant(ledger, 1)
     sent = [make_trajectory(lease.lease_id, 0)]
     assert ledger.submit(lease.lease_id, sent) == ["accepted"]
-    ledger.roll_back(0)
+    ledger.restart()
     (later,) = grant(ledger, 1)
     assert later.trajectories == (replace(sent[0], worker_id=lease.worker_id),)
     assert (later.grant_number, later.num_trajectories) == (lease.grant_number, 1)
@@ -295,7 +295,7 @@ def test_a_trajectory_has_the_worker_of_its_lease_whatever_it_says_itself(ledger
     leases = [*grant(ledger, 1, worker="a"), *grant(ledger, 1, worker="b")]
     for lease in leases:
         sent_by(ledger, lease, "another")
-    batch = ledger.take_batch(policy_version=0, max_policy_lag_steps=1)
+    batch = ledger.take_batch(step=0, max_policy_lag_steps=1)
     names = [[each.worker_id for each in group.trajectories] for group in batch]
     assert names == [["a", "a"], ["b", "b"]]
 
@@ -306,7 +306,7 @@ def test_a_response_that_another_worker_began_has_no_worker(ledger):
     leases = grant(ledger, 2, worker="b")
     for lease in leases:
         sent_by(ledger, lease, "b")
-    batch = ledger.take_batch(policy_version=0, max_policy_lag_steps=1)
+    batch = ledger.take_batch(step=0, max_policy_lag_steps=1)
     names = [[each.worker_id for each in group.trajectories] for group in batch]
     assert names == [["b", None], ["b", "b"]]
 
@@ -318,7 +318,7 @@ def test_a_checkpoint_keeps_the_worker_of_what_arrived(ledger, clock):
     later = restart(ledger, clock)
     (rest,) = grant(later, 1, worker="b")
     sent_by(later, rest, "another")
-    batch = later.take_batch(policy_version=0, max_policy_lag_steps=1)
+    batch = later.take_batch(step=0, max_policy_lag_steps=1)
     names = [[each.worker_id for each in group.trajectories] for group in batch]
     assert names == [["a", "a"], ["a", "b"]]
 
@@ -329,7 +329,7 @@ def test_a_group_that_a_restart_interrupted_is_made_of_what_arrived_before_and_a
     later = restart(ledger, clock)
     rest, other = grant(later, 2)
     submit_all(later, [rest, other])
-    batch = later.take_batch(policy_version=0, max_policy_lag_steps=1)
+    batch = later.take_batch(step=0, max_policy_lag_steps=1)
     assert [one.trajectory_id for one in batch[0].trajectories] == [
         f"{rest.lease_id}/0",
         f"{lease.lease_id}/1",
@@ -353,7 +353,7 @@ def test_what_a_restart_kept_and_is_too_old_by_its_next_lease_is_dropped(ledger,
     (lease,) = grant(ledger, 1)
     ledger.submit(lease.lease_id, [make_trajectory(lease.lease_id, 0)])
     later = restart(ledger, clock)
-    (again,) = later.grant("w", num_groups=1, policy_version=3, oldest_partial_version=2)
+    (again,) = later.grant("w", num_groups=1, policy_version=3, oldest_step=2)
     assert (again.num_trajectories, again.accepted) == (2, {})
     assert later.counts().dropped == {"learner_restarted": 1, "lag_exceeded": 1}
     later.counts().check()
@@ -381,7 +381,7 @@ def test_a_prompt_that_a_restart_interrupted_keeps_its_place_in_the_order(ledger
     submit_all(ledger, old[1:])
     later = restart(ledger, clock)
     submit_all(later, reversed(grant(later, 2)))
-    batch = later.take_batch(policy_version=0, max_policy_lag_steps=1)
+    batch = later.take_batch(step=0, max_policy_lag_steps=1)
     assert [group.prompt_index for group in batch] == [0, 1]
 
 
@@ -404,7 +404,7 @@ def test_a_snapshot_does_not_follow_the_ledger(ledger):
     submit_all(ledger, grant(ledger, 2))
     snapshot = ledger.snapshot()
     before = list(snapshot.parts())
-    ledger.take_batch(policy_version=0, max_policy_lag_steps=1)
+    ledger.take_batch(step=0, max_policy_lag_steps=1)
     submit_all(ledger, grant(ledger, 1))
     assert list(snapshot.parts()) == before
 
@@ -430,18 +430,18 @@ def test_of_complete_groups_the_one_with_the_oldest_token_is_consumed_first(ledg
     first, second, old = grant(ledger, 3, version=2)
     submit_all(ledger, [first, second], versions=(2,))
     submit_all(ledger, [old], versions=(1, 2))
-    batch = ledger.take_batch(policy_version=2, max_policy_lag_steps=1)
+    batch = ledger.take_batch(step=2, max_policy_lag_steps=1)
     assert [group.lease_id for group in batch] == [first.lease_id, old.lease_id]
 
 
 def test_a_batch_that_is_given_back_is_taken_again(ledger):
     submit_all(ledger, grant(ledger, 3))
-    batch = ledger.take_batch(policy_version=0, max_policy_lag_steps=1)
+    batch = ledger.take_batch(step=0, max_policy_lag_steps=1)
     ledger.return_batch(batch)
     counts = ledger.counts()
     counts.check()
     assert (counts.consumed, counts.buffered) == (0, 6)
-    assert ledger.take_batch(policy_version=0, max_policy_lag_steps=1) == batch
+    assert ledger.take_batch(step=0, max_policy_lag_steps=1) == batch
 
 
 def test_a_group_in_quarantine_is_dropped_by_name_and_its_prompt_granted_to_nobody(ledger):
@@ -451,7 +451,6 @@ def test_a_group_in_quarantine_is_dropped_by_name_and_its_prompt_granted_to_nobo
     counts = ledger.counts()
     counts.check()
     assert (counts.buffered, counts.dropped) == (2, {"quarantined": 2})
-    assert ledger.wasted_tokens() == {"quarantined": 2}
     assert prompts(grant(ledger, 1)) == [2]
 
 

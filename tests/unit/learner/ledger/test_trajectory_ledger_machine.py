@@ -20,18 +20,17 @@ from vcpo.algo.health.early_warning import WarningLevel
 from vcpo.algo.health.guards import Rollbacks
 from vcpo.wire.errors import InvalidMessageError
 from vcpo.wire.v1 import ledger_pb2
+from vcpo.wire.versions import step_of, version_of
 from vcpo_learner.ledger.changes import NoLog
 from vcpo_learner.ledger.lag_limit import LagLimit
+from vcpo_learner.ledger.redo_log import change_from_bytes, change_to_bytes
 from vcpo_learner.prompts.selection import TeacherPrompts
 from vcpo_learner.prompts.source import SequentialPrompts
-from vcpo_learner.redo_log.log_end import change_from_bytes, change_to_bytes
-from vcpo_learner.redo_log.redo import Redo
 
 MAX_LAG_STEPS = 1
 LIMITS = st.none() | st.integers(0, MAX_LAG_STEPS)
 """Of the throttle, or none."""
 POOL = 4
-GROUP_SIZE = 2
 WORKERS = st.sampled_from(["left", "right"])
 PICKS = st.integers(0, 10**6)
 PLACES = {"in_flight", "buffered", "consumed"}
@@ -53,10 +52,7 @@ class ListLog(NoLog):
     def read(self, after):
         return map(change_from_bytes, self.data[after:])
 
-    def changes(self, positions):
-        return [change_from_bytes(self.data[each - 1]) for each in positions]
-
-    def cut(self, position):
+    def lose_after(self, position):
         del self.data[position:]
 
 
@@ -65,6 +61,10 @@ class LedgerMachine(RuleBasedStateMachine):
 
     def source(self):
         return SequentialPrompts()
+
+    def version(self, step=None):
+        """The learner's version, or that of another step of its process."""
+        return version_of(self.ledger.restarts, self.model.step if step is None else step)
 
     def check_choice(self, lease):
         """Nothing beside what the model foretells."""
@@ -86,6 +86,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.model = LedgerModel()
         self.lease_ids = ["train-start0-999"]  # the first was never granted
         self.failures_of = {}
+        self.policies = {}
         self.keep()
 
     @rule()
@@ -99,24 +100,15 @@ class LedgerMachine(RuleBasedStateMachine):
         """What was not written yet may be lost, from any moment after the checkpoint on."""
         position, self.model = deepcopy(self.moments[-1 - pick % len(self.moments)])
         self.starts += 1
-        self.log.cut(position)
+        self.log.lose_after(position)
         self.ledger = self.start(f"start{self.starts}")
         # Written long after it was taken, and one group to a file.
         data = [part.SerializeToString() for part in self.kept.parts(part_bytes=1)]
         self.ledger.restore([ledger_pb2.LedgerSnapshot.FromString(part) for part in data])
-        redo, after = Redo(self.ledger, self.log.changes), self.kept.head.log_position
-        for position, change in enumerate(self.log.read(after), start=after + 1):
-            redo.apply(change, position)
-        steps = sorted(redo.steps.items())
-        assert [version for version, _ in steps] == list(
-            range(self.kept_model.version, self.model.version)
-        )
-        groups = [group for _, step in steps for group in step.read(self.log.changes).groups]
-        assert all(len(group.trajectories) == GROUP_SIZE for group in groups)
-        redone = [group.grant_number for group in groups]
-        assert self.kept_model.consumed + redone == self.model.consumed
+        for change in self.log.read(self.kept.head.log_position):
+            self.ledger.replay(change)
         self.ledger.restart()
-        self.model.restart()
+        self.model.restart(self.kept_model.step)
         self.model.fulfilled = self.model.fulfilled[len(self.kept_model.fulfilled) :]
         self.kept_model.fulfilled = []
         self.failures_of = dict.fromkeys(self.model.buffered, 0)
@@ -124,9 +116,10 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(worker=WORKERS, num_groups=st.integers(1, 3))
     def grant(self, worker, num_groups):
-        version = self.model.version
-        limits = {"oldest_partial_version": max(0, version - MAX_LAG_STEPS)}
-        leases = self.ledger.grant(worker, num_groups=num_groups, policy_version=version, **limits)
+        oldest = max(0, self.model.step - MAX_LAG_STEPS)
+        leases = self.ledger.grant(
+            worker, num_groups=num_groups, policy_version=self.version(), oldest_step=oldest
+        )
         for lease in leases:
             self.check_choice(lease)
             chosen = None if self.counts_up else lease.prompt_index
@@ -134,10 +127,10 @@ class LedgerMachine(RuleBasedStateMachine):
                 lease.lease_id,
                 worker,
                 self.clock(),
-                oldest_partial=limits["oldest_partial_version"],
+                oldest_partial=oldest,
                 chosen=chosen,
             )
-            assert [one.oldest_policy_version for one in lease.partial_responses] == (
+            assert [one.oldest_step for one in lease.partial_responses] == (
                 [] if promise.partial is None else [promise.partial]
             )
             assert lease.lease_id not in self.lease_ids
@@ -152,8 +145,8 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(pick=PICKS, numbers=st.sampled_from([(0,), (1,), (0, 1), (1, 0)]), age=st.integers(0, 2))
     def submit(self, pick, numbers, age):
         lease_id = self.lease_ids[-1 - pick % len(self.lease_ids)]
-        oldest = max(0, self.model.version - age)
-        versions = (oldest, self.model.version)
+        oldest = max(0, self.model.step - age)
+        versions = (self.version(oldest), self.version())
         sent = [make_trajectory(lease_id, number, versions=versions) for number in numbers]
         expected = self.model.submit(lease_id, numbers, oldest)
         if not expected:
@@ -196,10 +189,10 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(pick=PICKS, age=st.integers(0, 2))
     def hand_back_what_was_begun(self, pick, age):
         lease_id = list(self.model.open)[pick % len(self.model.open)]
-        oldest = max(0, self.model.version - age)
+        oldest = max(0, self.model.step - age)
         worker = self.model.open[lease_id].worker_id
         number = self.model.open[lease_id].numbers[0]
-        partial = [make_partial_response(oldest, self.model.version, number=number)]
+        partial = [make_partial_response(self.version(oldest), self.version(), number=number)]
         assert self.ledger.release(worker, [lease_id], partial) == 1
         self.model.end(lease_id, self.model.reason_to_hand_back(lease_id), oldest)
 
@@ -211,7 +204,7 @@ class LedgerMachine(RuleBasedStateMachine):
         }
         assert self.model.preempted() <= preempted <= self.model.open.keys()
         missing = sum(
-            self.model.open[one].size - len(self.model.open[one].versions) for one in preempted
+            self.model.open[one].size - len(self.model.open[one].steps) for one in preempted
         )
         assert missing <= num_trajectories or preempted == self.model.preempted()
         for lease_id in preempted:
@@ -228,7 +221,7 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(limit=LIMITS)
     def drop_late(self, limit):
         self.ledger.drop_late(
-            policy_version=self.model.version,
+            step=self.model.step,
             max_policy_lag_steps=MAX_LAG_STEPS,
             lag_limit_steps=limit,
         )
@@ -236,22 +229,20 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(limit=LIMITS)
     def take_batch(self, limit):
-        version = self.model.version
+        step = self.model.step
         batch = self.ledger.take_batch(
-            policy_version=version, max_policy_lag_steps=MAX_LAG_STEPS, lag_limit_steps=limit
+            step=step, max_policy_lag_steps=MAX_LAG_STEPS, lag_limit_steps=limit
         )
         expected = self.model.take(self.failures_of, MAX_LAG_STEPS, limit)
         assert (batch and [group.grant_number for group in batch]) == expected
-        if batch is not None:
-            self.ledger.record_step(batch, policy_version=version, fresh=())
         for group in batch or []:
             spans = [one for each in group.trajectories for one in each.version_spans]
             allowed = MAX_LAG_STEPS if limit is None else limit
-            assert all(version - span.policy_version <= allowed for span in spans)
+            assert all(step - step_of(span.policy_version) <= allowed for span in spans)
 
     @rule(age=st.integers(0, 3), accuracy=st.floats(0, 1))
     def evaluate(self, age, accuracy):
-        step = max(0, self.model.version - age)
+        step = max(0, self.model.step - age)
         self.ledger.record_evaluation(step, accuracy)
         self.model.accuracies[step] = accuracy
 
@@ -284,17 +275,26 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_consumed_twice(self):
-        assert len(set(self.model.consumed)) == len(self.model.consumed)
+        members = [one for group in self.model.consumed.values() for one in group.members]
+        assert len(set(members)) == len(members)
 
     @invariant()
-    def each_version_has_consumed_one_batch(self):
-        assert self.ledger.counts().consumed == 4 * self.model.version
+    def each_step_has_consumed_one_batch(self):
+        assert self.ledger.step == self.model.step
+        assert self.ledger.counts().consumed == 4 * self.model.step
+
+    @invariant()
+    def a_version_names_one_policy_for_ever(self):
+        """A policy is what the batches so far have made of it, in the process that took them."""
+        policy = (self.starts, tuple(self.model.consumed))
+        assert self.policies.setdefault(self.version(), policy) == policy
+        assert max(self.policies) == self.version()
 
     @invariant()
     def flights_are_those_of_the_open_leases(self):
         flights = {"left": 0, "right": 0}
         for promise in self.model.open.values():
-            flights[promise.worker_id] += promise.size - len(promise.versions)
+            flights[promise.worker_id] += promise.size - len(promise.steps)
         by_worker = self.ledger.leases.in_flight_by_worker()
         assert {worker: by_worker.get(worker, 0) for worker in flights} == flights
 

@@ -80,7 +80,7 @@ async def test_a_rollout_group_whose_workers_are_gone_shows_zero(gauges, fixture
 async def test_lag_is_observed_for_every_trajectory_at_the_version_it_was_trained_on(
     gauges, fixture
 ):
-    fixture.dispatcher.resume_at(1)
+    fixture.dispatcher.policy_version = 1
     first, second, *_ = await fixture.dispatcher.lease(work_request(held=1), wait_s=0)
     fixture.submit(first, versions=(0, 1))
     fixture.submit(second, versions=(1, 1))

@@ -91,7 +91,7 @@ async def test_rates_are_totals_over_time(signals, fixture):
     message = signals.message()
     assert message.generated_tokens_per_second == 12 / 8
     assert message.consumed_trajectories_per_second == 0.0
-    fixture.ledger.take_batch(policy_version=0, max_policy_lag_steps=1)
+    fixture.ledger.take_batch(step=0, max_policy_lag_steps=1)
     assert signals.message().consumed_trajectories_per_second == 4 / 8
 
 
@@ -106,7 +106,7 @@ async def test_rates_forget_what_was_before_the_window(signals, fixture):
 async def test_what_a_throttle_drops_was_produced_all_the_same(signals, fixture):
     await submit_groups(fixture, 2)
     fixture.clock.advance(8.0)
-    fixture.ledger.take_batch(policy_version=1, max_policy_lag_steps=2, lag_limit_steps=0)
+    fixture.ledger.take_batch(step=1, max_policy_lag_steps=2, lag_limit_steps=0)
     assert fixture.ledger.counts().dropped == {DropReason.THROTTLED: 4}
     assert signals.message().generated_tokens_per_second == 12 / 8
 
@@ -212,7 +212,7 @@ def test_a_step_is_reported_when_its_numbers_are_and_not_when_its_version_is(sig
 
 
 def test_a_resumed_run_is_at_the_step_of_its_checkpoint(signals, fixture):
-    fixture.dispatcher.resume_at(7)
+    fixture.dispatcher.policy_version = 7
     signals.resume([step_record(step=6)])
     assert signals.message().step == 7
 

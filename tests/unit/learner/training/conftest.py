@@ -13,8 +13,9 @@ def make_learner(tmp_path):
     def make(**sections):
         for earlier in learners:
             earlier.log.close()
-        learners[:] = [TrainingFixture(tmp_path, **sections)]
-        return learners[0]
+        name = f"now{len(learners) or ''}"  # each process has another
+        learners.append(TrainingFixture(tmp_path, incarnation=name, **sections))
+        return learners[-1]
 
     yield make
     for last in learners:

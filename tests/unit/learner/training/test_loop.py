@@ -9,6 +9,7 @@ import pytest
 from tests.fixtures.fresh_tokens import blocks
 from tests.fixtures.learner.dispatcher import make_trajectory, settle, work_request
 from tests.fixtures.learner.models import PAD
+from tests.fixtures.learner.training import MemoryLog, TrainingFixture
 from tests.unit.learner.training.groups import make_group
 from vcpo.algo.health.mismatch_review import MismatchError
 from vcpo.judgement import lasting_collapse
@@ -17,6 +18,7 @@ from vcpo.records.reasons import SetAsideCause
 from vcpo.records.samples import read_answers, read_samples, sampled_steps
 from vcpo.wire.phase import RunPhase
 from vcpo.wire.trajectory import FinishReason
+from vcpo_learner.ledger.redo_log import RedoLog
 from vcpo_learner.training.batch_fields import LagStatistics, batch_fields, lag_statistics
 from vcpo_learner.update.policy_update import PolicyUpdate
 
@@ -24,7 +26,7 @@ from vcpo_learner.update.policy_update import PolicyUpdate
 async def test_a_run_takes_its_steps_and_is_complete(make_learner, tmp_path):
     learner = make_learner()
     assert await learner.run() is RunPhase.COMPLETE
-    assert learner.update.versions == [0, 1, 2]
+    assert learner.update.steps == [0, 1, 2]
     metrics = read_metrics(tmp_path)
     assert [step.consumed for step in metrics.steps] == [4, 8, 12]
     assert [one.step for one in metrics.evaluations] == [0, 3]
@@ -431,13 +433,40 @@ async def test_a_run_that_was_stopped_is_not_judged(make_learner):
     assert not learner.signals.message().HasField("collapse")
 
 
-async def test_a_log_that_grows_fast_makes_checkpoints_due_before_it_is_full(
-    make_learner, tmp_path, monkeypatch
-):
-    # A step has some 400 bytes in the log: a quarter of the limit is ten of sixty steps.
-    limit = property(lambda settings: 16_000)
-    monkeypatch.setattr("vcpo.api.workloads.Checkpoint.redo_log_bytes", limit)
-    await make_learner(steps=60, checkpoint={"everySteps": 1000}).run()
+async def test_a_log_that_grows_fast_makes_checkpoints_due(tmp_path):
+    # A step has some 400 bytes in the log: this is ten of sixty steps.
+    log = RedoLog(tmp_path, checkpoint_bytes=4_000)
+    learner = TrainingFixture(tmp_path, log=log, steps=60, checkpoint={"everySteps": 1000})
+    await learner.run()
     kinds = [event.kind for event in read_events(tmp_path)]
-    assert "LogFull" not in kinds
     assert kinds.count("CheckpointSaved") >= 3
+
+
+class LogOnAFullDisk(MemoryLog):
+    """Nothing is written any more, as soon as a test says so."""
+
+    async def wait_until_kept(self):
+        if self.is_unwritable:
+            await asyncio.Event().wait()
+
+
+async def test_a_disk_that_is_full_at_the_end_ends_the_evaluations(tmp_path):
+    log = LogOnAFullDisk()
+    learner = TrainingFixture(tmp_path, log=log, steps=2, evaluation={"everySteps": 1})
+    evaluate, record_step = learner.dispatcher.evaluate, learner.signals.record_step
+
+    async def evaluate_late(step, *, exclusive):
+        if not exclusive:  # its workers wait for the answers to submissions
+            await asyncio.Event().wait()
+        return await evaluate(step, exclusive=exclusive)
+
+    def fill_the_disk(record):
+        record_step(record)
+        log.is_unwritable = record.step == 2
+
+    learner.dispatcher.evaluate, learner.signals.record_step = evaluate_late, fill_the_disk
+    async with asyncio.timeout(30.0):
+        assert await learner.run() is RunPhase.COMPLETE
+    assert [each.step for each in read_metrics(tmp_path).evaluations] == [0]
+    told = [each for each in read_events(tmp_path) if each.kind == "EvaluationWithoutResult"]
+    assert len(told) == 2  # beside step 2, and at the end

@@ -11,6 +11,7 @@ from tests.fixtures.learner.dispatcher import make_trajectory, work_request
 from tests.fixtures.learner.models import PAD, VOCABULARY
 from vcpo.records.journal import read_events, read_metrics
 from vcpo.wire.phase import RunPhase
+from vcpo.wire.versions import step_of
 from vcpo_learner.training.quarantine import Quarantine
 from vcpo_learner.update.policy_update import PolicyUpdate
 
@@ -48,7 +49,7 @@ async def test_groups_that_a_learner_died_with_twice_are_left_out_though_the_che
         begin = learner.update.begin
 
         def begin_step(groups, *, policy_version):
-            if policy_version == 1:
+            if step_of(policy_version) == 1:
                 raise KilledError
             while learner.accepted() < 8:  # so that the next batch is in the checkpoint
                 time.sleep(0.001)
@@ -81,7 +82,7 @@ async def test_what_is_in_quarantine_is_left_out_of_every_checkpoint_that_holds_
 ):
     first = make_learner()
     first.accept(*await first.dispatcher.lease(work_request(room=4), wait_s=0))
-    batch = first.dispatcher.ledger.take_batch(policy_version=0, max_policy_lag_steps=1)
+    batch = first.dispatcher.ledger.take_batch(step=0, max_policy_lag_steps=1)
     Quarantine(tmp_path / "quarantine").keep(
         batch[0].lease_id, batch[0].trajectories, prompt_index=0, reason="it was odd", step=0
     )

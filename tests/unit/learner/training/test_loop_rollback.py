@@ -12,6 +12,7 @@ from tests.fixtures.learner.training import CountingUpdate, TrainingFixture
 from vcpo.algo.health.early_warning import StepHealth
 from vcpo.records.journal import read_events, read_metrics
 from vcpo.wire.phase import RunPhase
+from vcpo.wire.versions import step_of
 from vcpo_learner.update.run_health import RunHealth
 
 GOOD_STEPS, COLLAPSE = 10, 16
@@ -35,7 +36,10 @@ class RewardedUpdate(CountingUpdate):
 
     def finish(self, newest=()):
         self._weight += 1.0
-        reward, backoff = self._rewards[self.pending.policy_version], self.health.backoff.factor
+        reward, backoff = (
+            self._rewards[step_of(self.pending.policy_version)],
+            self.health.backoff.factor,
+        )
         self.health._observe(StepHealth(relative_ess=1.0), [reward] * 8)
         return replace(super().finish(newest), learning_rate_backoff=backoff)
 
@@ -140,7 +144,7 @@ async def test_a_redo_after_a_rollback_keeps_the_lag_limit_of_the_last_step(make
     begin = learner.update.begin
 
     def die_in_step_19(groups, *, policy_version):
-        if policy_version == 18:
+        if step_of(policy_version) == 18:
             raise KeyboardInterrupt
         return begin(groups, policy_version=policy_version)
 

@@ -1,17 +1,10 @@
 """Versions are published beside the steps, in order and whole."""
 
-import asyncio
 import threading
 
 import pytest
 
-from tests.fixtures.learner.training import MemoryLog, TrainingFixture
 from tests.fixtures.rollout.policy_versions import weight_files
-from vcpo.records.journal import read_events, read_metrics
-from vcpo.wire.phase import RunPhase
-from vcpo.wire.v1.ledger_pb2 import VersionPublished
-from vcpo_learner.ledger.changes import LogRoom
-from vcpo_learner.training import publication
 from vcpo_rollout.weights.fetcher import WeightFetcher
 
 DEADLINE_S = 30.0
@@ -79,53 +72,6 @@ async def test_a_version_is_compared_only_after_the_one_before_was_announced(mak
     published.take = watched
     await learner.run()
     assert before == [[], [0], [0, 1], [0, 1, 2]]
-
-
-class LogOnAFullDisk(MemoryLog):
-    """Nothing of version 2 can be written."""
-
-    def append(self, change):
-        if isinstance(change, VersionPublished) and change.policy_version == 2:
-            self.room = LogRoom.UNWRITABLE
-
-    async def wait_until_kept(self):
-        if self.room is LogRoom.UNWRITABLE:
-            await asyncio.Event().wait()
-
-
-async def test_a_last_version_that_a_full_disk_keeps_back_ends_the_evaluation_beside_training(
-    tmp_path, monkeypatch
-):
-    monkeypatch.setattr(publication, "_POLL_S", 0.01)
-    sections = {
-        "steps": 2,
-        "evaluation": {"everySteps": 1},
-    }
-    learner = TrainingFixture(tmp_path, log=LogOnAFullDisk(), **sections)
-    dispatcher = learner.dispatcher
-    evaluate = dispatcher.evaluate
-
-    async def evaluate_late(step, *, exclusive):
-        if not exclusive:  # its workers wait for the answers to submissions
-            await asyncio.Event().wait()
-        return await evaluate(step, exclusive=exclusive)
-
-    dispatcher.evaluate = evaluate_late
-    async with asyncio.timeout(DEADLINE_S):
-        assert await learner.run() is RunPhase.COMPLETE
-    assert [each.step for each in read_metrics(tmp_path).evaluations] == [0]
-    told = [each for each in read_events(tmp_path) if each.kind == "EvaluationWithoutResult"]
-    assert len(told) == 2  # beside step 2, and at the end
-
-
-async def test_a_last_version_that_a_full_disk_keeps_back_is_not_evaluated(tmp_path, monkeypatch):
-    monkeypatch.setattr(publication, "_POLL_S", 0.01)
-    sections = {"steps": 2}
-    learner = TrainingFixture(tmp_path, log=LogOnAFullDisk(), **sections)
-    assert await learner.run() is RunPhase.COMPLETE
-    assert [each.step for each in read_metrics(tmp_path).evaluations] == [0]
-    (told,) = [each for each in read_events(tmp_path) if each.kind == "EvaluationWithoutResult"]
-    assert told.message.startswith("step 2: the redo log has no room")
 
 
 @pytest.mark.parametrize("version", [0, 1, 3])

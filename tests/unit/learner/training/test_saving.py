@@ -32,7 +32,7 @@ async def test_training_goes_on_without_a_checkpoint_and_the_next_one_tries_agai
     learner = make_learner(checkpoint={"everySteps": 1}, steps=9)
     saver, dispatcher = learner.training._saver, learner.dispatcher
     for step, limit_bytes in [(1, LIMIT_BYTES), (2, LIMIT_BYTES), (3, resource.RLIM_INFINITY)]:
-        dispatcher.resume_at(step)
+        dispatcher.policy_version = step
         with files_of_at_most(limit_bytes):
             await saver.save_if_due()
             await saver.join()
@@ -91,7 +91,7 @@ async def test_the_best_evaluated_checkpoint_outlives_newer_ones(make_learner, t
     )
     saver, dispatcher = learner.training._saver, learner.dispatcher
     for step, accuracy in [(1, 0.25), (2, 0.75), (3, 0.5), (4, 0.5)]:
-        dispatcher.resume_at(step)
+        dispatcher.policy_version = step
         dispatcher.ledger.record_evaluation(step, accuracy)
         await saver.save()
     assert names(tmp_path / "checkpoints") == ["step-00000002", "step-00000004"]

@@ -111,7 +111,7 @@ class Leader(Rank):
         """Change the parameters and begin to publish them."""
         version = self.dispatcher.policy_version + 1
         await self.on_ranks("change", lambda: self.change(version), version=version)
-        self.dispatcher.resume_at(version)
+        self.dispatcher.policy_version = version
         await self.publication.begin()
 
 

@@ -9,7 +9,7 @@ import pytest
 from vcpo.local.terminal.summary import interruption_notice
 
 RESUME = "`vcpo run run.yaml --run-dir runs/r-001 --resume`"
-FROM_LOG = "again from the redo log, which has everything that was accepted"
+ANEW = "trains on everything that was accepted, and takes"
 EXPORT = "`vcpo export runs/r-001`"
 
 
@@ -28,10 +28,7 @@ EXPORT = "`vcpo export runs/r-001`"
             20,
             23,
             [
-                (
-                    f"The newest checkpoint is that of step 20: {RESUME} takes steps 21 to 23"
-                    f" {FROM_LOG}, and goes on from step 23."
-                ),
+                f"The newest checkpoint is that of step 20: {RESUME} {ANEW} steps 21 to 23 anew.",
                 f"{EXPORT} writes the model of step 20.",
             ],
         ),
@@ -39,10 +36,7 @@ EXPORT = "`vcpo export runs/r-001`"
             20,
             21,
             [
-                (
-                    f"The newest checkpoint is that of step 20: {RESUME} takes step 21"
-                    f" {FROM_LOG}, and goes on from step 21."
-                ),
+                f"The newest checkpoint is that of step 20: {RESUME} {ANEW} step 21 anew.",
                 f"{EXPORT} writes the model of step 20.",
             ],
         ),
@@ -50,10 +44,7 @@ EXPORT = "`vcpo export runs/r-001`"
             None,
             3,
             [
-                (
-                    f"There is no checkpoint: {RESUME} takes steps 1 to 3"
-                    f" {FROM_LOG}, and goes on from step 3."
-                ),
+                f"There is no checkpoint: {RESUME} {ANEW} steps 1 to 3 anew.",
                 "`vcpo export` has no model to write before there is a checkpoint.",
             ],
         ),

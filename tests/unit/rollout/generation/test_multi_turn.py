@@ -209,7 +209,7 @@ async def test_a_worker_submits_conversations_that_the_learner_accepts(fixture):
     fixture.publish(0)
     async with run_in_task(fixture.worker()):
         await eventually(lambda: fixture.samples("accepted") == 8)
-    first, _ = fixture.ledger.take_batch(policy_version=0, max_policy_lag_steps=0)
+    first, _ = fixture.ledger.take_batch(step=0, max_policy_lag_steps=0)
     (one, two) = first.trajectories
     assert [one.trajectory_id, two.trajectory_id] == ["train-now-0/0", "train-now-0/1"]
     # The fake engine samples 5 and the end token; the fake codec encodes every reply as 7.

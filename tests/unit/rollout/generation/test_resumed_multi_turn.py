@@ -411,7 +411,7 @@ async def test_another_worker_resumes_a_conversation_of_a_worker_that_shut_down(
     resumed = fixture.engine.requests[:2]
     assert [one.prompt_token_ids for one in resumed] == [(3, 4, 5, 1, 7)] * 2
     assert [one.partial_response.token_ids for one in resumed] == [(5,)] * 2
-    group, *_ = fixture.ledger.take_batch(policy_version=1, max_policy_lag_steps=1)
+    group, *_ = fixture.ledger.take_batch(step=1, max_policy_lag_steps=1)
     for one in group.trajectories:
         assert one.response_token_ids == (5, 1, 7, 5, 1)
         assert one.inserted_spans == (TokenSpan(start=2, num_tokens=1),)

@@ -210,7 +210,7 @@ class TwoWorkers(DispatcherFixture):
         return [token for sequence in running for token in sequence.token_ids]
 
     def _train(self) -> None:
-        for group in self.ledger.take_batch(policy_version=0, max_policy_lag_steps=1000) or []:
+        for group in self.ledger.take_batch(step=0, max_policy_lag_steps=1000) or []:
             for one in group.trajectories:
                 self.consumed.extend(one.response_token_ids)
 

@@ -29,7 +29,7 @@ async def test_responses_are_generated_judged_and_submitted(fixture):
     async with run_in_task(fixture.worker()):
         # The worker counts a submission once it has the learner's reply.
         await eventually(lambda: fixture.samples("accepted") == 8)
-    first, _ = fixture.ledger.take_batch(policy_version=0, max_policy_lag_steps=0)
+    first, _ = fixture.ledger.take_batch(step=0, max_policy_lag_steps=0)
     (one, two) = first.trajectories
     assert [one.trajectory_id, two.trajectory_id] == ["train-now-0/0", "train-now-0/1"]
     assert (one.prompt_token_ids, one.response_token_ids) == ((3, 4), (5, 1))
@@ -109,7 +109,7 @@ async def test_a_failure_now_and_then_does_not(fixture):
         for failed in range(1, 11):
             await eventually(lambda: counts(fixture).buffered == 8)
             fixture.engine.failures = [EngineError("now and then")]
-            fixture.ledger.take_batch(policy_version=0, max_policy_lag_steps=-1)  # all too old
+            fixture.ledger.take_batch(step=0, max_policy_lag_steps=-1)  # all too old
             drops = {"lag_exceeded": 8 * failed, "generation_failed": 2 * failed}
             fixture.dispatcher.notify()
             await eventually(lambda drops=drops: counts(fixture).dropped == drops)
@@ -179,7 +179,7 @@ async def test_another_worker_resumes_the_responses_of_a_worker_that_shut_down(f
         number=1,
     )
     assert sum(request.partial_response is not None for request in fixture.engine.requests) == 1
-    group, *_ = fixture.ledger.take_batch(policy_version=1, max_policy_lag_steps=1)
+    group, *_ = fixture.ledger.take_batch(step=1, max_policy_lag_steps=1)
     assert {one.response_token_ids for one in group.trajectories} == {(5, 1)}
     versions = {
         tuple(span.policy_version for span in one.version_spans) for one in group.trajectories
@@ -203,7 +203,7 @@ async def test_an_environment_that_says_another_prompt_elsewhere_mixes_no_group(
         await eventually(lambda: counts(fixture).buffered == 8)
     # The partial response to (3, 4) failed there, and its prompt got a new response.
     assert counts(fixture).dropped == {"released": 2, "generation_failed": 2}
-    groups = fixture.ledger.take_batch(policy_version=0, max_policy_lag_steps=1)
+    groups = fixture.ledger.take_batch(step=0, max_policy_lag_steps=1)
     prompts = {one.prompt_token_ids for group in groups for one in group.trajectories}
     assert prompts == {(3, 4, 4)}
 
@@ -254,7 +254,7 @@ async def test_a_worker_at_the_lag_limit_continues_as_soon_as_it_has_the_next_ve
         fixture.publish(0)
         async with run_in_task(fixture.worker()):
             await eventually(lambda: counts(fixture).buffered == 4)
-            fixture.ledger.take_batch(policy_version=0, max_policy_lag_steps=0)
+            fixture.ledger.take_batch(step=0, max_policy_lag_steps=0)
             fixture.publish(1)
             await eventually(lambda: counts(fixture).buffered == 4)
         assert fixture.engine.swapped == [0, 1]
