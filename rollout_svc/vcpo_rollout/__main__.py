@@ -86,6 +86,7 @@ def _options() -> Options:
     )
     parser.add_argument(
         "--drain-seconds",
+        dest="drain_s",
         type=float,
         default=10.0,
         help="seconds in which running responses may finish at a shutdown; then they are released "
@@ -96,21 +97,7 @@ def _options() -> Options:
     parser.add_argument(
         "--exit-with-parent", action="store_true", help="shut down when standard input ends"
     )
-    arguments = parser.parse_args()
-    return Options(
-        run_file=arguments.run_file,
-        learner=arguments.learner,
-        group=arguments.group,
-        worker_id=arguments.worker_id,
-        listen=arguments.listen,
-        metrics_listen=arguments.metrics_listen,
-        drain_s=arguments.drain_seconds,
-        tls=arguments.tls,
-        plain_text=arguments.plain_text,
-        health_listen=arguments.health_listen,
-        ready_file=arguments.ready_file,
-        exit_with_parent=arguments.exit_with_parent,
-    )
+    return Options(**vars(parser.parse_args()))
 
 
 if __name__ == "__main__":

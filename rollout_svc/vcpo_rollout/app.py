@@ -39,7 +39,7 @@ from vcpo_rollout.engines.factory import load_engine, plan_weights
 from vcpo_rollout.environments.environment import Environment
 from vcpo_rollout.gauges import RolloutGauges
 from vcpo_rollout.generation.rewards import make_task
-from vcpo_rollout.generation.worker import Worker, WorkerParts
+from vcpo_rollout.generation.worker import Worker
 from vcpo_rollout.transport.learner_client import LearnerClient
 from vcpo_rollout.transport.weight_files import WeightFiles
 from vcpo_rollout.weights.fetcher import WeightFetcher
@@ -147,13 +147,13 @@ async def run_worker(options: Options) -> RunPhase:
                 certificates=setting.certificates,
                 health_address=options.health_listen,
             )
-            seed = worker_seed(spec.seed, options.worker_id)
+            # Of what a worker draws for itself, the noise on its weights; leases seed responses.
+            seed = zlib.crc32(f"{spec.seed}/{options.worker_id}".encode())
             loaded = await asyncio.to_thread(load_sampler, setting.run, group, seed=seed)
-        parts = _worker_parts(setting, loaded)
-        worker = Worker(parts)
+        worker = _worker(setting, loaded)
         freeze_loaded()
         _report_start(options, worker, grpc_port=port, metrics_port=setting.endpoint.port)
-        beside = [asyncio.create_task(_serve_when_ready(parts.receiver, server))]
+        beside = [asyncio.create_task(_serve_when_ready(worker.receiver, server))]
         if setting.certificates is not None:
             beside.append(asyncio.create_task(_end_with_authority(setting.certificates, worker)))
         try:
@@ -166,8 +166,7 @@ async def run_worker(options: Options) -> RunPhase:
             await setting.channel.close()
 
 
-def _worker_parts(setting: _Setting, loaded: Sampler) -> WorkerParts:
-    """Return the parts of a worker."""
+def _worker(setting: _Setting, loaded: Sampler) -> Worker:
     options, spec, group = setting.options, setting.run.spec, setting.group
     gauges = RolloutGauges(setting.metrics)
     if isinstance(loaded.engine, ObservableEngine):
@@ -183,7 +182,7 @@ def _worker_parts(setting: _Setting, loaded: Sampler) -> WorkerParts:
         key=setting.keys.get(CallerRole.WORKER),
         certificates=setting.certificates,
     )
-    return WorkerParts(
+    return Worker(
         learner=learner,
         receiver=WeightReceiver(
             learner=learner,
@@ -263,11 +262,3 @@ def rollout_group(run: VCPORun, name: str) -> RolloutGroup:
         known = ", ".join(groups)
         raise ValueError(f"--group: must be a rollout group of the run ({known}), got {name!r}")
     return groups[name]
-
-
-def worker_seed(run_seed: int, worker_id: str) -> int:
-    """Return the seed of what a worker draws for itself: the noise on its weights.
-
-    Its responses are seeded by their leases.
-    """
-    return zlib.crc32(f"{run_seed}/{worker_id}".encode())

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from vcpo.wire.failures import FailureCause
@@ -57,32 +57,22 @@ prompt."""
 _SPLITS = {work_pb2.SPLIT_TRAIN: Split.TRAIN, work_pb2.SPLIT_EVALUATION: Split.EVALUATION}
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
 class ResponseGenerator:
     """Generates responses with one engine and one environment, for many leases at a time.
 
     Owner: the worker's event loop.
-
-    truncates_prompts: Whether a prompt that does not fit into the context loses text.
     """
 
-    def __init__(
-        self,
-        *,
-        engine: Engine,
-        environment: Environment,
-        codec: PromptCodec,
-        gauges: RolloutGauges,
-        threads: EnvironmentThreads,
-        truncates_prompts: bool = False,
-    ) -> None:
-        self._truncates_prompts = truncates_prompts
-        self._threads = threads
-        self._engine = engine
-        self._environment = environment
-        self._codec = codec
-        self._gauges = gauges
-        self._engine_failures: list[EngineError] = []
-        """Errors of the leases that failed since one last succeeded."""
+    engine: Engine
+    environment: Environment
+    codec: PromptCodec
+    gauges: RolloutGauges
+    threads: EnvironmentThreads
+    truncates_prompts: bool = False
+    """Whether a prompt that does not fit into the context loses text."""
+    _engine_failures: list[EngineError] = field(default_factory=list, init=False)
+    """Errors of the leases that failed since one last succeeded."""
 
     def check_engine(self) -> None:
         """Check that the engine still generates.
@@ -102,7 +92,7 @@ class ResponseGenerator:
             EngineError: when the engine could not generate a response, or refuses the request.
             EnvironmentFailedError: when the environment's code fails, or its reward is no number.
         """
-        prompt, prompt_token_ids = await self._threads.call(partial(self._make_prompt, lease))
+        prompt, prompt_token_ids = await self.threads.call(partial(self._make_prompt, lease))
         begun = [
             partial_from_message(message, path=f"begun[{index}]")
             for index, message in enumerate(lease.begun)
@@ -118,7 +108,7 @@ class ResponseGenerator:
             )
             for number in lease.response_numbers or range(lease.num_trajectories)
         }
-        environment = self._environment
+        environment = self.environment
         try:
             if isinstance(environment, MultiTurnEnvironment):
                 return await self._generate_turns(lease, environment, prompt, requests, interrupt)
@@ -138,10 +128,10 @@ class ResponseGenerator:
     ) -> list[Trajectory]:
         started_s = time.monotonic()
         with self._count_engine_failures():
-            generations = await sample_group(self._engine, requests, interrupt=interrupt)
-        self._gauges.observe_generation(time.monotonic() - started_s)
+            generations = await sample_group(self.engine, requests, interrupt=interrupt)
+        self.gauges.observe_generation(time.monotonic() - started_s)
         judging = partial(self._judge, prompt, list(generations.values()))
-        judgements = await self._threads.call(judging)
+        judgements = await self.threads.call(judging)
         return [
             Trajectory(
                 trajectory_id=f"{lease.lease_id}/{number}",
@@ -174,7 +164,7 @@ class ResponseGenerator:
                 },
                 to_partial_response=_to_partial_response,
             )
-        self._gauges.observe_generation(time.monotonic() - started_s)
+        self.gauges.observe_generation(time.monotonic() - started_s)
         return [
             replace(one, trajectory_id=f"{lease.lease_id}/{number}")
             for number, one in trajectories.items()
@@ -191,7 +181,7 @@ class ResponseGenerator:
         """Hold one conversation; resume it if the environment repeats its replies."""
         partial_response = request.partial_response
         request = replace(request, partial_response=None)
-        engine, codec, threads = self._engine, self._codec, self._threads
+        engine, codec, threads = self.engine, self.codec, self.threads
 
         def begin() -> Conversation:
             with environment_errors(FailureCause.PROMPT):
@@ -239,26 +229,26 @@ class ResponseGenerator:
     def _make_prompt(self, lease: work_pb2.Lease) -> tuple[Prompt, tuple[int, ...]]:
         """Return the lease's prompt and its tokens."""
         with environment_errors(FailureCause.PROMPT):
-            value = self._environment.prompt(_SPLITS[lease.split], lease.prompt_index)
-            prompt = require_type(value, Prompt, self._environment.prompt)
-            token_ids = self._codec.encode(prompt)
+            value = self.environment.prompt(_SPLITS[lease.split], lease.prompt_index)
+            prompt = require_type(value, Prompt, self.environment.prompt)
+            token_ids = self.codec.encode(prompt)
             max_tokens = self._max_prompt_tokens(lease)
             if max_tokens is None or len(token_ids) <= max_tokens:
                 return prompt, token_ids
-            return prompt, self._codec.encode(prompt, max_tokens=max_tokens)
+            return prompt, self.codec.encode(prompt, max_tokens=max_tokens)
 
     def _max_prompt_tokens(self, lease: work_pb2.Lease) -> int | None:
-        context_tokens = self._engine.context_tokens if self._truncates_prompts else None
+        context_tokens = self.engine.context_tokens if self.truncates_prompts else None
         return None if context_tokens is None else context_tokens - lease.sampling.max_new_tokens
 
     def _judge(self, prompt: Prompt, generations: list[Generation]) -> list[Judgement]:
         """Return the reward of each response, with its parts."""
-        reward = self._environment.reward
-        end_token_ids = self._engine.end_token_ids
+        reward = self.environment.reward
+        end_token_ids = self.engine.end_token_ids
         with environment_errors(FailureCause.REWARD):
             return [
                 check_judgement(
-                    reward(prompt, self._codec.decode(generation.token_ids, end_token_ids)), reward
+                    reward(prompt, self.codec.decode(generation.token_ids, end_token_ids)), reward
                 )
                 for generation in generations
             ]

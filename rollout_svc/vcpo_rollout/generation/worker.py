@@ -19,7 +19,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from vcpo.service.logs import log_fields
 from vcpo.wire.errors import SetAsideError
@@ -47,9 +47,9 @@ _RELEASE_SHARE = 0.1
 """The same as a share of a short lease, so that most of its time is left to generate."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerParts:
-    """The collaborators and settings of a worker."""
+@dataclass(slots=True, kw_only=True, eq=False)
+class Worker:
+    """One rollout worker, from its first lease to its last submission. Owner: its event loop."""
 
     learner: LearnerClient
     receiver: WeightReceiver
@@ -72,35 +72,32 @@ class WorkerParts:
     """Whether the learner may preempt leases; it does in runs that sample more than they need."""
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     """Waits for a number of seconds, on the clock by which leases are interrupted."""
+    _slots: dict[asyncio.Task[None], int] = field(default_factory=dict, init=False)
+    """Slots that each running lease takes, by its task."""
+    _interrupts: dict[str, asyncio.Event] = field(default_factory=dict, init=False)
+    """Events of the running leases, set once a lease must be interrupted and released."""
+    _preempted: frozenset[str] = field(default=frozenset(), init=False)
+    """Leases that the learner preempts; an id may arrive before its lease does."""
+    _shutdown: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    _failures: FailureCounts = field(default_factory=FailureCounts, init=False)
+    _is_failing: bool = field(default=False, init=False)
+    """Whether the lease that ended last failed."""
+    _threads: EnvironmentThreads = field(init=False)
+    _responses: ResponseGenerator = field(init=False)
 
-
-class Worker:
-    """One rollout worker, from its first lease to its last submission. Owner: its event loop."""
-
-    def __init__(self, parts: WorkerParts) -> None:
-        self._parts = parts
-        self._slots: dict[asyncio.Task[None], int] = {}
-        """Slots that each running lease takes, by its task."""
-        self._interrupts: dict[str, asyncio.Event] = {}
-        """Events of the running leases, set once a lease must be interrupted and released."""
-        self._preempted: frozenset[str] = frozenset()
-        """Leases that the learner preempts; an id may arrive before its lease does."""
-        self._shutdown = asyncio.Event()
-        self._failures = FailureCounts()
-        self._is_failing = False
-        """Whether the lease that ended last failed."""
+    def __post_init__(self) -> None:
         self._threads = EnvironmentThreads(
-            parts.max_concurrent_sequences,
-            gauges=parts.gauges,
-            timeout_s=parts.environment_timeout_s,
+            self.max_concurrent_sequences,
+            gauges=self.gauges,
+            timeout_s=self.environment_timeout_s,
         )
         self._responses = ResponseGenerator(
-            engine=parts.engine,
-            environment=parts.environment,
-            codec=parts.codec,
-            gauges=parts.gauges,
+            engine=self.engine,
+            environment=self.environment,
+            codec=self.codec,
+            gauges=self.gauges,
             threads=self._threads,
-            truncates_prompts=parts.truncates_prompts,
+            truncates_prompts=self.truncates_prompts,
         )
 
     def shut_down(self) -> None:
@@ -116,11 +113,11 @@ class Worker:
             LearnerFailedError, SetAsideError, grpc.aio.AioRpcError: as the calls of
                 `LearnerClient`.
         """
-        receiving = asyncio.create_task(self._parts.receiver.run())
+        receiving = asyncio.create_task(self.receiver.run())
         leasing = asyncio.create_task(self._lease_until_done())
         stopping = asyncio.create_task(self._shutdown.wait())
         preempting = asyncio.create_task(self._follow_preemption())
-        needed = {receiving, preempting} if self._parts.follows_preemption else {receiving}
+        needed = {receiving, preempting} if self.follows_preemption else {receiving}
         try:
             await asyncio.wait({leasing, stopping, *needed}, return_when=asyncio.FIRST_COMPLETED)
             for ended in needed:
@@ -136,27 +133,27 @@ class Worker:
                 task.cancel()
             await asyncio.wait(tasks)
             self._threads.close()
-            await self._parts.learner.release_all()
+            await self.learner.release_all()
         return phase
 
     async def _lease_until_done(self) -> RunPhase:
-        receiver = self._parts.receiver
+        receiver = self.receiver
         held = await receiver.wait_for_other(None)
         pause_s = 0.0
         while True:
-            while self._num_free < self._parts.sequences_per_prompt:
+            while self._num_free < self.sequences_per_prompt:
                 await asyncio.wait(self._slots, return_when=asyncio.FIRST_COMPLETED)
             self._responses.check_engine()
             self._threads.check()
             if self._is_failing:
                 # The cause may need time or a person: pauses grow while leases fail.
                 pause_s = min(max(2 * pause_s, _FIRST_FAILURE_PAUSE_S), _LONGEST_FAILURE_PAUSE_S)
-                await self._parts.sleep(pause_s)
+                await self.sleep(pause_s)
             else:
                 pause_s = 0.0
             held = receiver.held or held
             asked_s = time.monotonic()
-            result = await self._parts.learner.lease(
+            result = await self.learner.lease(
                 held=held,
                 max_trajectories=self._num_free,
                 wait_s=_LEASE_WAIT_S,
@@ -166,18 +163,18 @@ class Worker:
             if result.phase is not RunPhase.RUNNING:
                 return result.phase
             for lease in result.leases:
-                self._parts.gauges.hear_of_version(lease.granted_policy_version)
+                self.gauges.hear_of_version(lease.granted_policy_version)
                 self._start(lease)
             if not result.leases:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(result.retry_after_s):
                         await receiver.wait_for_other(held)
-            self._parts.gauges.add_lease_wait(time.monotonic() - asked_s)
+            self.gauges.add_lease_wait(time.monotonic() - asked_s)
 
     async def _follow_preemption(self) -> None:
         """Interrupt the leases that the learner preempts."""
-        while self._parts.follows_preemption:
-            self._preempted = await self._parts.learner.preempted_leases(
+        while self.follows_preemption:
+            self._preempted = await self.learner.preempted_leases(
                 self._preempted, wait_s=_PREEMPTION_WAIT_S
             )
             for lease_id in self._preempted & self._interrupts.keys():
@@ -185,7 +182,7 @@ class Worker:
 
     @property
     def _num_free(self) -> int:
-        return self._parts.max_concurrent_sequences - sum(self._slots.values())
+        return self.max_concurrent_sequences - sum(self._slots.values())
 
     def _start(self, lease: work_pb2.Lease) -> None:
         interrupt = self._interrupts[lease.lease_id] = asyncio.Event()
@@ -195,12 +192,12 @@ class Worker:
             task = asyncio.create_task(self._complete(lease, interrupt))
             task.add_done_callback(lambda task: self._end(task, lease.lease_id))
         self._slots[task] = lease.num_trajectories
-        self._parts.gauges.set_in_flight(sum(self._slots.values()))
+        self.gauges.set_in_flight(sum(self._slots.values()))
 
     def _end(self, task: asyncio.Task[None], lease_id: str) -> None:
         del self._interrupts[lease_id]
         del self._slots[task]
-        self._parts.gauges.set_in_flight(sum(self._slots.values()))
+        self.gauges.set_in_flight(sum(self._slots.values()))
         error = None if task.cancelled() else task.exception()
         # A worker that was set aside hears so at its next request for work, and ends.
         if error is not None and not isinstance(error, SetAsideError):
@@ -211,7 +208,7 @@ class Worker:
     async def _drain(self) -> None:
         """Wait up to `drain_s` for running leases; interrupt and release those that remain."""
         if self._slots:
-            await asyncio.wait(self._slots, timeout=self._parts.drain_s)
+            await asyncio.wait(self._slots, timeout=self.drain_s)
         for interrupt in self._interrupts.values():
             interrupt.set()
         if self._slots:
@@ -220,12 +217,12 @@ class Worker:
     async def _interrupt_in_time(self, lease: work_pb2.Lease, interrupt: asyncio.Event) -> None:
         # A lease that cannot be resumed has all of its time to become complete.
         if lease.timeout_seconds and _is_resumable(lease):
-            await self._parts.sleep(interrupt_after_s(lease.timeout_seconds))
+            await self.sleep(interrupt_after_s(lease.timeout_seconds))
             interrupt.set()
 
     async def _complete(self, lease: work_pb2.Lease, interrupt: asyncio.Event) -> None:
         """Generate, judge and submit a lease; report its failure, or release it."""
-        learner, gauges = self._parts.learner, self._parts.gauges
+        learner, gauges = self.learner, self.gauges
         timer = asyncio.create_task(self._interrupt_in_time(lease, interrupt))
         try:
             # Responses of an expired lease are useless; an engine that ignores the interrupt must
@@ -269,8 +266,8 @@ class Worker:
                 line,
                 exc_info=(error.__cause__ or error) if is_first else None,
             )
-        self._parts.gauges.count_failed(lease.num_trajectories, failure.cause)
-        await self._parts.learner.report_failure(lease.lease_id, failure)
+        self.gauges.count_failed(lease.num_trajectories, failure.cause)
+        await self.learner.report_failure(lease.lease_id, failure)
 
 
 def interrupt_after_s(timeout_s: float) -> float:

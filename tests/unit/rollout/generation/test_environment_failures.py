@@ -6,7 +6,6 @@ import asyncio
 import importlib.util
 import logging
 import threading
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -252,8 +251,8 @@ async def test_the_log_tells_each_failure_once_with_its_traceback(caplog):
             await asyncio.sleep(0)
 
         worker = fixture.worker(learner=learner)
-        worker._parts = replace(worker._parts, sleep=sleep)
-        worker._parts.receiver.held = HeldPolicy(incarnation="now", policy_version=0)
+        worker.sleep = sleep
+        worker.receiver.held = HeldPolicy(incarnation="now", policy_version=0)
         with caplog.at_level(logging.WARNING):
             async with run_in_task(worker):
                 await eventually(lambda: learner.num_failed >= 250)

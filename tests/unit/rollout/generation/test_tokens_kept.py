@@ -31,7 +31,7 @@ from vcpo_learner.services.work import WorkService
 from vcpo_rollout.engines.engine import Generation, GenerationInterruptedError
 from vcpo_rollout.gauges import RolloutGauges
 from vcpo_rollout.generation.environment_pool import EnvironmentThreads
-from vcpo_rollout.generation.worker import Worker, WorkerParts
+from vcpo_rollout.generation.worker import Worker
 from vcpo_rollout.transport.learner_client import HeldPolicy, LearnerClient
 
 SECTIONS = {
@@ -158,18 +158,16 @@ class TwoWorkers(DispatcherFixture):
     def _worker(self, name: str, engine: NumberingEngine, service: WorkService) -> Worker:
         gauges = RolloutGauges(RolloutMetrics(run="run", group="main"))
         return Worker(
-            WorkerParts(
-                learner=LearnerClient(DirectChannel(service), worker_id=name, rollout_group="main"),
-                receiver=HeldAlready(),
-                engine=engine,
-                environment=FakeEnvironment(),
-                codec=FakeCodec(),
-                gauges=gauges,
-                max_concurrent_sequences=4,
-                sequences_per_prompt=2,
-                drain_s=0,
-                sleep=self.time.sleep,
-            )
+            learner=LearnerClient(DirectChannel(service), worker_id=name, rollout_group="main"),
+            receiver=HeldAlready(),
+            engine=engine,
+            environment=FakeEnvironment(),
+            codec=FakeCodec(),
+            gauges=gauges,
+            max_concurrent_sequences=4,
+            sequences_per_prompt=2,
+            drain_s=0,
+            sleep=self.time.sleep,
         )
 
     async def act(self, action: str | float) -> None:

@@ -311,7 +311,7 @@ async def test_a_response_that_cannot_be_interrupted_is_discarded_with_its_lease
     fixture.engine.heeds_cuts = False
     learner = OneLease()
     worker = fixture.worker(learner=learner)
-    worker._parts.receiver.held = HeldPolicy(incarnation="now", policy_version=0)
+    worker.receiver.held = HeldPolicy(incarnation="now", policy_version=0)
     async with run_in_task(worker):
         await eventually(lambda: fixture.samples("lease_ended") == 2)
         await eventually(lambda: fixture.engine.sampling == 0)
