@@ -47,14 +47,6 @@ class Untyped(Task):
     def prompt(self, split, index):
         return "2 + 2 = "
 
-class Unfinished(Task):
-    def reward(self, prompt, response):
-        pass
-
-class Overflowing(Task):
-    def reward(self, prompt, response):
-        return 1e308 * 10
-
 class Unable(Task):
     def prompt(self, split, index):
         raise LookupError(f"item {index}\\nis missing")
@@ -98,9 +90,7 @@ async def report_with(environment):
         # The innermost line of the user's own files, not the one in json where it was raised.
         ("Task", "reward", "JSONDecodeError: Expecting value", "helpers_of_task.py:4"),
         ("Untyped", "type", "prompt must return a Prompt, got str '2 +", "user_task.py:13"),
-        ("Unfinished", "type", "reward must return a number, got None", "user_task.py:17"),
-        ("Overflowing", "non_finite", "must return a finite number, got inf", "user_task.py:21"),
-        ("Unable", "prompt", "LookupError: item ", "user_task.py:26"),
+        ("Unable", "prompt", "LookupError: item ", "user_task.py:18"),
     ],
 )
 async def test_the_learner_receives_what_failed_and_where(task, tmp_path, name, cause, said, place):
@@ -117,7 +107,7 @@ def test_the_codec_is_not_the_environments_code(task, tmp_path):
     exec(compile(source, chat_codec.__file__, "exec"), codec)
     with pytest.raises(EnvironmentFailedError) as caught:
         codec["encode"](partial(task.Unable().prompt, "train", 0))
-    assert caught.value.failure.location == f"{tmp_path / 'user_task.py'}:26"
+    assert caught.value.failure.location == f"{tmp_path / 'user_task.py'}:18"
 
 
 async def test_a_call_that_does_not_return_is_a_failure_with_the_line_where_it_is(tmp_path):
@@ -151,21 +141,6 @@ async def test_a_call_that_finds_no_thread_in_time_says_what_it_waited_for():
         threads.close()
     assert "a call has not returned" in str(ends[1])
     assert "no thread was free within 0.05 s" in str(ends[2])
-
-
-async def test_the_learner_hears_of_an_environment_that_blocks():
-    async with learner_fixture() as fixture:
-        released = threading.Event()
-        fixture.environment.reward = lambda *_: released.wait() and 1.0
-        fixture.publish(0)
-        try:
-            async with run_in_task(fixture.worker(drain_s=0.01, environment_timeout_s=0.05)):
-                await eventually(lambda: fixture.dispatcher.failures.in_a_row > 0)
-        finally:
-            released.set()
-        (failure,) = fixture.dispatcher.failures.counts
-    assert failure.latest.cause is FailureCause.TIMEOUT
-    assert failure.latest.location.startswith(__file__)
 
 
 def events(count):

@@ -4,7 +4,7 @@ import pytest
 import pytest_asyncio
 
 from tests.fixtures.rollout.models import build_model, forward_logprobs, make_policy_weights
-from tests.fixtures.rollout.worker import THREADS, counts, eventually, learner_fixture, run_in_task
+from tests.fixtures.rollout.worker import THREADS, eventually, learner_fixture, run_in_task
 from vcpo.wire.trajectory import FinishReason, TokenSpan, VersionSpan
 from vcpo_rollout.engines.engine import Generation, GenerationRequest
 from vcpo_rollout.engines.hf.engine import HfEngine
@@ -216,11 +216,3 @@ async def test_a_worker_submits_conversations_that_the_learner_accepts(fixture):
     assert one.response_token_ids == (5, 1, 7, 5, 1)
     assert one.inserted_spans == (TokenSpan(start=2, num_tokens=1),)
     assert (one.reward, one.num_sampled_tokens) == (0.5, 4)
-
-
-async def test_an_environment_that_cannot_begin_is_a_typed_failure(fixture):
-    fixture.environment.converse = lambda _: 1 / 0
-    fixture.publish(0)
-    async with run_in_task(fixture.worker()):
-        await eventually(lambda: counts(fixture).dropped.get("generation_failed", 0) >= 4)
-    assert fixture.samples("environment_failed") >= 4

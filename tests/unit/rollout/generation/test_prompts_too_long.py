@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 
 import pytest
 
@@ -11,12 +10,6 @@ from tests.fixtures.learner.dispatcher import dispatcher_fixture, work_request
 from tests.fixtures.rollout.worker import FakeEngine, eventually, learner_fixture, run_in_task
 from vcpo.wire.failures import Failure, FailureCause
 from vcpo_learner.ledger.failure_watch import TooManyFailuresError
-from vcpo_rollout.engines.engine import (
-    EngineError,
-    GenerationRequest,
-    InvalidRequestError,
-    PromptTooLongError,
-)
 from vcpo_rollout.engines.limits import RequestLimits
 from vcpo_rollout.environments.environment import Prompt
 
@@ -187,15 +180,3 @@ async def test_a_held_out_prompt_that_is_too_long_is_not_granted_again():
     result = await round_
     assert result is not None
     assert result.num_trajectories == 1
-
-
-def test_what_a_request_says_of_itself_is_not_the_engines_fault():
-    limits = RequestLimits(vocabulary_size=100, context_tokens=10)
-    fits = GenerationRequest(prompt_token_ids=(3,) * 6, temperature=1.0, max_new_tokens=4)
-    limits.check(fits)
-    with pytest.raises(PromptTooLongError, match="after a prompt of 7 exceeds"):
-        limits.check(replace(fits, prompt_token_ids=(3,) * 7))
-    for changes in ({"prompt_token_ids": ()}, {"prompt_token_ids": (100,)}, {"max_new_tokens": 0}):
-        with pytest.raises(InvalidRequestError):
-            limits.check(replace(fits, **changes))
-    assert issubclass(InvalidRequestError, EngineError)

@@ -176,31 +176,6 @@ async def test_a_conversation_interrupted_in_the_middle_of_a_turn_releases_its_t
     )
 
 
-async def test_it_is_resumed_in_the_middle_of_the_turn():
-    partial = await interrupt_after(4, TURNS, Lengths(3), History(request=request_of()))
-    conversation, history = await resume_from(partial, TURNS)
-    assert conversation.turns == ["\n\x0b"]
-    request = history.next_request()
-    assert request.prompt_token_ids == (*PROMPT, 10, 11, END, 102, 102, 102)
-    assert request.max_new_tokens == 1000 - 6
-    assert request.partial_response == PartialResponse(
-        token_ids=(12,), logprobs=(-1.5,), version_spans=versions((1, 1))
-    )
-
-
-async def test_a_turn_that_was_complete_is_replayed_and_not_sampled_again():
-    partial = await interrupt_after(3, TURNS, Lengths(3), History(request=request_of()))
-    assert partial.token_ids == (10, 11, END, 102, 102, 102)
-    conversation, history = await resume_from(partial, TURNS)
-    assert conversation.turns == ["\n\x0b"]
-    assert history.open_turn is None
-    assert history.next_request().partial_response is None
-
-
-async def test_an_interrupt_before_the_first_token_gives_no_partial_response():
-    assert await interrupt_after(0, TURNS, Lengths(3), History(request=request_of())) is None
-
-
 @given(
     turns=st.lists(st.lists(st.integers(10, 99), max_size=4).map(tuple), min_size=1, max_size=5),
     room=st.integers(1, 40),
@@ -283,19 +258,6 @@ def test_a_stop_string_divides_turns_as_an_end_token_does():
     )
     assert turns == [Turn(sampled=rest, inserted=reply)]
     assert open_turn.finish_reason is None
-
-
-async def test_labels_are_divided_where_the_turns_are():
-    partial = PartialResponse(
-        token_ids=(10, END, 100, 11, 12),
-        logprobs=(-1.0, -2.0, -3.0, -4.0),
-        version_spans=versions((5, 3), (6, 1)),
-        inserted_spans=(TokenSpan(start=2, num_tokens=1),),
-    )
-    history = History.resume(request_of(), partial, replied_turns(partial, ENDINGS), ENDINGS)
-    assert history.version_spans == [VersionSpan(policy_version=5, num_tokens=2)]
-    assert history.open_turn.version_spans == versions((5, 1), (6, 1))
-    assert history.open_turn.logprobs == (-3.0, -4.0)
 
 
 async def test_a_complete_conversation_is_replayed_and_judged():

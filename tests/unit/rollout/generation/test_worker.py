@@ -223,13 +223,6 @@ async def test_the_responses_of_an_evaluation_restart(fixture):
     assert [request.partial_response for request in fixture.engine.requests[:2]] == [None, None]
 
 
-async def test_a_worker_can_leave_before_the_first_policy(fixture):
-    worker = fixture.worker()
-    async with run_in_task(worker) as task:
-        worker.shut_down()
-        assert await task is RunPhase.RUNNING
-
-
 async def test_a_worker_ends_when_the_run_is_complete(fixture):
     fixture.publish(0)
     async with run_in_task(fixture.worker()) as task:

@@ -141,21 +141,6 @@ def test_responses_to_one_prompt_are_scored_as_if_each_were_alone(
     assert len({generation.token_ids for generation in ended.values()}) > 3
 
 
-def test_sequences_that_end_or_are_dropped_leave_the_others_numbers_alone(
-    make_model, make_batch, make_draft, reference_logprobs
-):
-    model = make_model()
-    batch = make_batch(model)
-    unwanted = make_draft(LONG)
-    batch.admit([make_draft(SHORT), unwanted, make_draft(MIDDLE, max_new_tokens=2)])
-    batch.step()
-    batch.drop([unwanted])
-    ended = run(batch)
-    assert unwanted not in ended
-    assert sorted(len(generation.token_ids) for generation in ended.values()) == [2, 8]
-    assert_scored_as_alone(ended, model, reference_logprobs)
-
-
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 def test_tokens_after_a_swap_are_scored_and_labelled_by_the_new_version(
     make_model, make_batch, make_draft, parameters, reference_logprobs, tied
@@ -177,18 +162,6 @@ def test_tokens_after_a_swap_are_scored_and_labelled_by_the_new_version(
         by_old = reference_logprobs(old, prompt, tokens)
         by_new = reference_logprobs(new, prompt, tokens)
         assert generation.logprobs == pytest.approx(by_old[:3] + by_new[3:], abs=1e-5)
-
-
-def test_a_version_that_sampled_nothing_has_no_span(make_model, make_batch, make_draft, parameters):
-    model = make_model()
-    batch = make_batch(model)
-    sequence = make_draft(SHORT, max_new_tokens=2)
-    batch.admit([sequence])
-    batch.step()
-    batch.swap(2, parameters(model))
-    batch.swap(3, parameters(model))
-    spans = [(span.policy_version, span.num_tokens) for span in run(batch)[sequence].version_spans]
-    assert spans == [(1, 1), (3, 1)]
 
 
 COMMANDS = st.lists(
@@ -302,14 +275,6 @@ def test_first_tokens_are_drawn_as_often_as_the_model_says(
     assert statistic < 72.05  # chi-square with 39 degrees of freedom, 99.9 %
 
 
-def test_a_token_of_probability_zero_is_never_drawn():
-    logits = torch.tensor([[0.0, -math.inf, 0.0]]).expand(2000, 3)
-    generator = torch.Generator().manual_seed(0)
-    token_ids, logprobs = sample_tokens(logits, [1.0] * 2000, [None] * 2000, generator)
-    assert set(token_ids) == {0, 2}
-    assert logprobs == pytest.approx([math.log(0.5)] * 2000)
-
-
 def test_a_seed_draws_the_token_whose_share_of_the_probabilities_holds_it():
     # Shares by hand: token 1 up to 0.5, token 2 up to 0.75, token 4 up to 1; 0, 3 and 5 have none.
     logits = torch.tensor([-math.inf, 2.0, 1.0, -math.inf, 1.0, -math.inf]) * math.log(2.0)
@@ -382,13 +347,3 @@ def test_nothing_is_admitted_before_the_first_swap(make_model, make_draft):
     batch = DecodeBatch(make_model(), end_token_ids=frozenset(), pad_token_id=0, seed=0)
     with pytest.raises(EngineError, match="before the first swap"):
         batch.admit([make_draft(SHORT)])
-
-
-def test_a_step_without_sequences_does_nothing(make_model, make_batch):
-    assert make_batch(make_model()).step() == {}
-
-
-def test_equal_drafts_are_different_sequences(make_model, make_batch, make_draft):
-    batch = make_batch(make_model())
-    batch.admit([make_draft(SHORT), make_draft(SHORT)])
-    assert len(run(batch)) == 2

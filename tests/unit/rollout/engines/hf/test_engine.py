@@ -82,18 +82,6 @@ async def test_nothing_is_generated_before_the_first_policy(
     assert [span.policy_version for span in generation.version_spans] == [4]
 
 
-async def test_generations_are_scored_by_the_published_weights(
-    start, make_model, make_request, publish, reference_logprobs
-):
-    engine, policy = start(make_model(seed=0)), make_model(seed=1)
-    await engine.swap_weights(publish(policy, 1))
-    prompts = [PROMPT, (9,), tuple(range(12))]
-    generations = await asyncio.gather(*(engine.generate(make_request(p)) for p in prompts))
-    for prompt, generation in zip(prompts, generations, strict=True):
-        expected = reference_logprobs(policy, prompt, generation.token_ids)
-        assert generation.logprobs == pytest.approx(expected, abs=1e-5)
-
-
 async def test_a_sequence_in_progress_continues_with_new_weights(
     start, make_model, make_request, publish
 ):
@@ -275,11 +263,6 @@ async def test_a_request_that_cannot_be_served_is_refused(
 ):
     with pytest.raises(EngineError, match=problem):
         await start(make_model()).generate(make_request(prompt, **changes))
-
-
-async def test_an_engine_needs_a_place(start, make_model):
-    with pytest.raises(ValueError, match="max_concurrent_sequences: 0"):
-        start(make_model(), num_slots=0)
 
 
 @pytest.mark.parametrize(

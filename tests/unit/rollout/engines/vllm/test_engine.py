@@ -277,17 +277,6 @@ class TestEngine:
         await engine.swap_weights(publish(double_parameters(base, [changed]), 3))
         assert_equal_where_both_sampled(found, await first_logprobs(engine, request))
 
-    async def test_changes_since_a_version_that_is_not_in_use_are_no_matter(
-        self, engine, make_request, publish
-    ):
-        request = make_request(PROMPT, max_new_tokens=1)
-        await engine.swap_weights(publish(build(seed=83), 1))
-        other = publish(build(seed=84), 3)
-        await engine.swap_weights(with_changes(other, base=2, names=["model.norm.weight"]))
-        found = await first_logprobs(engine, request)
-        await engine.swap_weights(publish(build(seed=84), 4))
-        assert_equal_where_both_sampled(found, await first_logprobs(engine, request))
-
     async def test_a_version_that_changes_nothing_changes_its_label(
         self, engine, make_request, publish
     ):

@@ -1,42 +1,11 @@
 """Log lines of vLLM: they have our form, and those of its reload name no buffers."""
 
 import json
-import logging
 import os
 import subprocess
 import sys
 
-import pytest
-from torch import nn, zeros
-
 from vcpo_rollout.engines.factory import _VLLM_LOGGING
-from vcpo_rollout.engines.vllm.worker import ReloadWarningFilter
-
-
-class Angles(nn.Module):
-    """Has a buffer alone, as rotary embeddings have."""
-
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("cosines", zeros(4))
-
-
-def make_warning(layer):
-    return logging.makeLogRecord(
-        {"msg": "%s: Failed to load weights", "args": (layer,), "levelno": logging.WARNING}
-    )
-
-
-@pytest.mark.parametrize(("layer", "is_written"), [("Angles", False), ("Linear", True)])
-def test_only_a_layer_with_parameters_can_lack_weights(layer, is_written):
-    kept = ReloadWarningFilter(nn.Sequential(Angles(), nn.Linear(2, 2)))
-    assert kept.filter(make_warning(layer)) is is_written
-
-
-def test_other_lines_of_the_reload_are_kept():
-    kept = ReloadWarningFilter(Angles())
-    assert kept.filter(logging.makeLogRecord({"msg": "loading", "levelno": logging.WARNING}))
-
 
 LINES_OF_VLLM = """
 from vllm.config.logging import LoggingConfig

@@ -10,12 +10,6 @@ import torch
 from vllm import AsyncEngineArgs
 from vllm.config.quantization import QUANT_KEY_NAMES
 
-from tests.unit.rollout.engines.vllm.tiny_adapters import (
-    LORA,
-    adapted,
-    make_adapters,
-    version_of,
-)
 from tests.unit.rollout.engines.vllm.tiny_vllm import (
     assert_equal_where_both_sampled,
     build,
@@ -130,25 +124,6 @@ class TestQuantizedEngine:
         request = make_request(PROMPT, max_new_tokens=1)
         names = ["model.layers.1.self_attn.k_proj.weight"]
         await check_swap_by_changes(engine, build(seed=4), names, request, publish)
-
-
-@pytest.mark.asyncio
-async def test_adapters_are_served_beside_the_quantized_base(
-    tmp_path, make_request, reference_logprobs
-):
-    base = moderate(seed=5)
-    base.save_pretrained(tmp_path)
-    tensors = make_adapters(base, seed=6, size=0.15)
-    engine = await start(
-        tmp_path, precision=Precision.BFLOAT16, online_quantization=METHOD, lora=LORA
-    )
-    await engine.swap_weights(version_of(tensors, 1))
-    request = make_request(PROMPT, max_new_tokens=64)
-    responses = await respond(engine, request)
-    await engine.close()
-    limit = MISMATCH_LIMITS_NATS[MismatchClass.QUANTIZED_OR_NOISY]
-    assert mismatch(responses, adapted(base, tensors), reference_logprobs) < limit
-    assert mismatch(responses, base, reference_logprobs) > limit
 
 
 def test_vllm_takes_the_method_for_gpus_in_its_configuration(tmp_path):
