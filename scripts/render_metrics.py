@@ -13,9 +13,9 @@ from tools.monitoring.metric_usage import MetricUsage, metric_usage
 _HEADER: Final = """\
 # Metrics
 
-Every process serves its metrics at `/metrics`. `vcpo run` prints where its host serves them and
-keeps a list of all processes for Prometheus (`examples/prometheus.yml`); the chart has annotations
-and PodMonitors (`docs/kubernetes.md`).
+Every process serves its metrics at `/metrics`. `vcpo run` prints where its host serves them, and
+`RUN_DIR/processes` has the ports of the others; the chart has annotations and PodMonitors
+(`docs/kubernetes.md`).
 
 - **Labels of the scrape** are `namespace` and `pod`. Learner and worker add `run`, the worker also
   `group`. A host has many runs and writes `namespace` and `run` itself, so its scrape needs

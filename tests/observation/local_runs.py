@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from tests.fixtures.observation.prometheus_server import PrometheusServer, prometheus_server
+from tests.fixtures.ports import free_port
 from tests.fixtures.rules.variants import scaled_rules
 from vcpo.local.run_dir import RunDir
 from vcpo.records.journal import EventRecord, Metrics, read_events, read_metrics
+from vcpo.service.lifecycle import read_ready
 
 ROOT = Path(__file__).resolve().parents[2]
 HEALTHY = ROOT / "examples/sort_digits.yaml"
@@ -31,6 +35,7 @@ LIMIT_S = 400.0
 _AFTERWARDS_S = 10.0
 """Time that Prometheus goes on after the end of a run: what fires then fires on a finished run."""
 _GRACE_S = 30.0
+_PARTS = {name: name for name in ("host", "learner")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +84,7 @@ def observed_runs(root: Path) -> Iterator[Observation]:
     rules = root / "rules.yaml"
     rules.write_text(scaled_rules(SCALE, scrape_interval_ms=SCRAPE_INTERVAL_MS))
     paths = [root / spec.stem for spec in (HEALTHY, COLLAPSE, VLLM)]
-    targets = [RunDir(path).scrape_targets for path in paths]
+    targets = [root / f"{path.name}.targets.json" for path in paths]
     with prometheus_server(
         root, targets=targets, rules=[rules], scrape_interval_ms=SCRAPE_INTERVAL_MS
     ) as server:
@@ -101,18 +106,23 @@ def _observe(spec: Path, path: Path, *options: str, afterwards_s: float) -> Obse
         subprocess.TimeoutExpired: when it does not come to its end.
     """
     command = [sys.executable, "-m", "vcpo.cli.main", "run", str(spec), "--json"]
-    started_s = time.time()
+    started_s, port = time.time(), free_port()
     process = subprocess.Popen(
-        [*command, f"--run-dir={path}", *options],
+        [*command, f"--run-dir={path}", f"--metrics-port={port}", *options],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
+    over = threading.Event()
+    naming = threading.Thread(target=_name_targets, args=[path, port, over])
+    naming.start()
     try:
         output, _ = process.communicate(timeout=LIMIT_S)
     finally:
         _end(process)
+        over.set()
+        naming.join()
     time.sleep(afterwards_s)
     return ObservedRun(
         name=path.name,
@@ -122,6 +132,28 @@ def _observe(spec: Path, path: Path, *options: str, afterwards_s: float) -> Obse
         status=process.returncode,
         output=output,
     )
+
+
+def _name_targets(path: Path, host_port: int, over: threading.Event) -> None:
+    """Keep the file of targets of a run equal to its live processes, until the run is over."""
+    file = path.with_name(f"{path.name}.targets.json")
+    while not over.wait(0.5):
+        ports = {"host": host_port}
+        for ready in RunDir(path).processes.glob("*.json"):
+            told = read_ready(ready)
+            if told is not None and Path(f"/proc/{told.pid}").exists():
+                ports[ready.stem] = told.metrics_port
+        groups = [
+            {
+                "targets": [f"127.0.0.1:{port}"],
+                "labels": {"run": path.name, "pod": name, "part": _PARTS.get(name, "rollout")},
+            }
+            for name, port in ports.items()
+        ]
+        partial = file.with_suffix(".partial")
+        partial.write_text(json.dumps(groups))
+        partial.replace(file)
+    file.unlink(missing_ok=True)
 
 
 def _end(process: subprocess.Popen[str]) -> None:

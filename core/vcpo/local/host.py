@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import grpc
@@ -34,7 +34,6 @@ from vcpo.local.processes.fleet import LEARNER_MODULE, Fleet, LostWorker, RunFai
 from vcpo.local.processes.gpus import find_gpus
 from vcpo.local.processes.learner import LearnerProcess
 from vcpo.local.processes.ranks import free_port
-from vcpo.local.processes.scrape_targets import ScrapeTarget, ScrapeTargetFile
 from vcpo.local.run_dir import RunDir
 from vcpo.local.terminal.run_view import EventFeed, RunView, ended_view, run_view
 from vcpo.local.terminal.summary import Ending, RunOutcome, outcome_of_complete
@@ -116,7 +115,6 @@ class Host:
         self._metrics = options.metrics
         self._learner_restarts = 0
         self._metrics_port = options.metrics_port
-        self._scrape_targets = ScrapeTargetFile(run_dir.scrape_targets, run=run_dir.name)
         self._limits = ControlLimits.of(run.spec)
         self._state = ControlState.start(self._limits, now_s=clock())
         self._stale_age_s: float | None = None
@@ -139,7 +137,6 @@ class Host:
             self._view.update(ended_view(self._run, self._run_dir.path, now_s=time.time()))
             return outcome
         finally:
-            self._write_scrape_targets([])
             await self._fleet.stop(_STOP_GRACE_S)
             if self._control is not None:
                 await self._control.close()
@@ -147,11 +144,7 @@ class Host:
     async def _run_until_end(self) -> RunOutcome:
         goal = f"{self._run.metadata.name}: {self._spec.steps} steps"
         self._event(HOST_STARTED, f"{goal}, resumed" if self._options.resume else goal)
-        self._event(
-            "MetricsServed",
-            f"http://{LOOPBACK}:{self._metrics_port}/metrics; all processes of the run for a"
-            f" Prometheus: {self._scrape_targets.path}",
-        )
+        self._event("MetricsServed", f"http://{LOOPBACK}:{self._metrics_port}/metrics")
         if description := self._fleet.gpu_plan.description:
             self._event("Gpus", description)
         try:
@@ -183,8 +176,6 @@ class Host:
         self._report_freshness(decision.condition(ConditionType.SIGNALS_FRESH))
         await self._apply(decision)
         self._export(decision)
-        own = ScrapeTarget(pod=_SOURCE, part="host", port=self._metrics_port)
-        self._write_scrape_targets([own, *self._fleet.scrape_targets])
         self._check_deadlines()
         self._show_events()
         self._view.update(
@@ -403,11 +394,6 @@ class Host:
         """Show the events that the learner wrote since the last call."""
         for line in self._feed.new_lines():
             self._view.event(line)
-
-    def _write_scrape_targets(self, targets: Sequence[ScrapeTarget]) -> None:
-        """Write where to scrape; on a full disk the next turn tries again, and the run goes on."""
-        with contextlib.suppress(OSError):
-            self._scrape_targets.write(targets)
 
     def _export(self, decision: ControlDecision) -> None:
         run = HostedRun(

@@ -11,8 +11,6 @@ quarantine/    groups that broke an update, if any
 processes/     ports of each process         *.lock         locks of host and learner
 adapters/      LoRA adapters, if trained     exports/       output of `vcpo export`
 ```
-
-`prometheus/NAME.json` beside the directory names its processes for a Prometheus while it runs.
 """
 
 from __future__ import annotations
@@ -38,10 +36,6 @@ class RunDir:
         self._partial_spec = path / "spec.partial"
         self.logs = path / "logs"
         self.processes = path / "processes"
-        here = path.absolute()
-        self.name = here.name
-        """Name of the directory, by which metrics tell two runs of one file apart."""
-        self.scrape_targets = here.parent / "prometheus" / f"{self.name}.json"
         self.model = path / "model"
 
     @property

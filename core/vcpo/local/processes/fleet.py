@@ -15,7 +15,6 @@ from vcpo.control.supervision import MAX_WORKER_FAILURES, FailureStreak
 from vcpo.local.processes.child import ChildProcess, start_child, stop_children, wait_for_exit
 from vcpo.local.processes.gpus import Gpu, GpuShare, plan_gpus
 from vcpo.local.processes.ranks import free_port, rank_name, rank_variables
-from vcpo.local.processes.scrape_targets import ScrapeTarget
 from vcpo.local.run_dir import RunDir
 from vcpo.service.lifecycle import CANNOT_START, DRAINED, SERVICE_ENVIRONMENT
 from vcpo.wire.access.roles import (
@@ -110,19 +109,6 @@ class Fleet:
         """Every process of the run, including those that are stopping."""
         workers = [child for group in self._groups.values() for child in group.workers]
         return [*self.learner_ranks, *workers, *self._stopping]
-
-    @property
-    def scrape_targets(self) -> list[ScrapeTarget]:
-        """Where the processes that serve now export their metrics."""
-        return [
-            ScrapeTarget(
-                pod=child.name,
-                part="learner" if child in self.learner_ranks else "rollout",
-                port=ready.metrics_port,
-            )
-            for child in self.children
-            if child.exit_code is None and (ready := child.ready) is not None
-        ]
 
     def start_learner(self, *, resume: bool, port: int = 0) -> Sequence[ChildProcess]:
         """Start the learner's ranks, of which the first serves on a port; 0 takes a free port."""
