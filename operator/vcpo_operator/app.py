@@ -23,7 +23,7 @@ from vcpo_operator.reconcile.loop import ReconcileLoop
 from vcpo_operator.reconcile.reconciler import Reconciler
 from vcpo_operator.reconcile.workqueue import RunQueue
 from vcpo_operator.signals.client import AddressOf, LearnerConnections, SignalSource
-from vcpo_operator.signals.prometheus import Prometheus, ScrapedSignals
+from vcpo_operator.signals.prometheus import ScrapedSignals
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,8 +59,9 @@ class Operator:
         connections = LearnerConnections(clock=time.monotonic, address_of=address_of)
         self._signals: SignalSource = connections
         if options.prometheus_url is not None:
-            prometheus = Prometheus(options.prometheus_url)
-            self._signals = ScrapedSignals(prometheus, connections, clock=time.time)
+            self._signals = ScrapedSignals(
+                url=options.prometheus_url, connections=connections, clock=time.time
+            )
         reconciler = Reconciler(
             view=view,
             executor=Executor(cluster, connections),

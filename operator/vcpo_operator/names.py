@@ -80,7 +80,6 @@ class RunKey(NamedTuple):
     name: str
 
     def __str__(self) -> str:
-        """Return `namespace/name`."""
         return f"{self.namespace}/{self.name}"
 
 

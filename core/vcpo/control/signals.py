@@ -4,7 +4,7 @@
     its scraped metrics --+--> RunSignals -+--> the operator's status, conditions and commands
     its journal        --'                '--> the local host's views
 
-`vcpo.learner_control`, `vcpo_operator.observed.promql` and `vcpo.report.recorded_run` fill it.
+`vcpo.learner_control`, `vcpo_operator.signals.prometheus` and `vcpo.report.recorded_run` fill it.
 Nobody copies it: what reads signals takes the whole record.
 """
 

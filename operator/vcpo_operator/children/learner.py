@@ -131,7 +131,6 @@ def _needs(parent: Parent) -> ModelNeeds | None:
 
 
 def _together(parent: Parent) -> Manifest:
-    """Return the wish of pods that train together to be in one zone."""
     if parent.run.spec.learner.replicas == 1:
         return {}
     return near(selector(parent.name, Role.LEARNER), "topology.kubernetes.io/zone")
@@ -147,7 +146,6 @@ def _weights_ports(num_ranks: int) -> list[Manifest]:
 
 
 def _service_name(parent: Parent) -> str:
-    """Return the Service that gives the pods host names; a StatefulSet cannot change it."""
     has_group = parent.run.spec.learner.replicas > 1
     return ranks_name(parent.name) if has_group else learner_name(parent.name)
 
@@ -197,7 +195,6 @@ def _rank_variables(parent: Parent) -> list[Manifest]:
 
 
 def _first_pod(parent: Parent) -> str:
-    """Return the host name of the first pod."""
     return f"{learner_name(parent.name)}-0.{ranks_name(parent.name)}"
 
 

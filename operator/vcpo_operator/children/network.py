@@ -83,7 +83,6 @@ def _to_destination(egress: Egress) -> Manifest:
 
 
 def _served_ports(learner: Learner) -> list[Manifest]:
-    """Return the ports where the learner's pods serve the workers."""
     last_port = LEARNER_WEIGHTS_PORT + learner.ranks_per_replica - 1  # every rank has a server
     weights = {**_port(LEARNER_WEIGHTS_PORT), "endPort": last_port}
     return [_port(LEARNER_PORT), weights]

@@ -44,7 +44,6 @@ def pod_metadata(parent: Parent, group: str | None) -> tuple[dict[str, str], dic
 
 
 def _unit_size(spec: VCPORunSpec) -> int:
-    """Return the pods of the unit."""
     fixed = (group.min_replicas for group in spec.rollouts if _is_fixed(group))
     return spec.learner.replicas + sum(fixed)
 

@@ -86,7 +86,6 @@ def _workload(parent: Parent, group: RolloutGroup, defaults: OperatorDefaults) -
 
 
 def _gpus(group: RolloutGroup) -> tuple[int, int]:
-    """Return the GPUs of a worker, and those that it has if its template asks for no device."""
     is_given = group.gpus is not None or group.tensor_parallel_size > 1
     return (group.gpus_asked, 0) if is_given else (0, group.gpus_asked)
 

@@ -55,7 +55,6 @@ def _rule(*, rule: str, message: str, got: str = "", at: str = "") -> Rule:
 
 
 def _text(field: str) -> str:
-    """Return the clause with the value of a text."""
     return f'"`{field}` is \'" + self.{field} + "\'"'
 
 

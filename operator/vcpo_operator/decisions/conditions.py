@@ -5,7 +5,7 @@
 | Accepted | the spec can be used, by the API server as well | Accepted, InvalidSpec |
 | LearnerReady | it answers | PodReady, LogDamaged, PodPending, Suspended, Ended, pod reasons |
 | RolloutsReady | enough workers answer | MinimumAvailable, PartiallyAvailable, BelowMinimum, same |
-| SignalsFresh | it reports signals | Fresh, Stale, Missing, reasons of `signals.silence` |
+| SignalsFresh | it reports signals | Fresh, Stale, Missing, Unreachable, KeyRefused |
 | EssHealthy, LearnerFed | see `vcpo.control.conditions` | |
 | Stable | see there; false after a collapse | those, Collapsed |
 | UpToDate | the pods are of the newest revision | Current, RevisionPending |
@@ -244,7 +244,6 @@ def _resting_condition(
 
 
 def _first_cause(pods: Iterable[ObservedPod]) -> Cause | None:
-    """Return the cause to cure first; a pod that ended and was replaced comes last."""
     broken = [pod for pod in pods if pod.cause is not None and not pod.ready]
     return min(broken, key=lambda pod: pod.is_finished).cause if broken else None
 
@@ -263,7 +262,6 @@ def _stuck_pod(inputs: ConditionInputs) -> Cause | None:
 
 
 def _leaving_pod(inputs: ConditionInputs, role: Role) -> Cause | None:
-    """Return why a pod of a role terminates, such as an eviction; None if nobody says so."""
     leaving = (pod for pod in inputs.observed.pods if pod.role is role and pod.terminating)
     return next((pod.cause for pod in leaving if pod.cause is not None), None)
 
@@ -293,7 +291,6 @@ def _control_conditions(inputs: ConditionInputs) -> tuple[ConditionState, ...]:
 
 
 def _collapsed_conditions(verdict: RunVerdict) -> tuple[ConditionState, ...]:
-    """Return `Stable` of a run that ended collapsed; it replaces what the control loop says."""
     is_collapsed = verdict.phase is LifecyclePhase.COMPLETE and verdict.reason == COLLAPSED
     return (_false("Stable", COLLAPSED, verdict.message),) if is_collapsed else ()
 

@@ -77,11 +77,9 @@ def _new_restarts(learner: LearnerStatus, pods: Sequence[ObservedPod]) -> dict[s
 
 
 def _uids_that_met(pods: Sequence[ObservedPod], num_pods: int) -> tuple[str, ...]:
-    """Return the uids of the group; rank 0 answers only once it has met all others."""
     is_led = any(pod.index == 0 and pod.ready for pod in pods)
     return tuple(pod.uid for pod in pods) if is_led and len(pods) == num_pods else ()
 
 
 def _rank(end: ContainerEnd) -> tuple[bool, float, str]:
-    """Return the place of an end: the cause of the others comes first."""
     return end.exit_code == RANK_LOST, end.end_s or 0.0, end.pod

@@ -52,12 +52,10 @@ def decide_revision(
 
 
 def _pods(revision: Revision) -> tuple[str, str]:
-    """Return what distinguishes pods but the number of steps."""
     return revision.base, revision.keys
 
 
 def _is_felt(spec: VCPORunSpec) -> bool:
-    """Whether the steps before the last one depend on their number."""
     return spec.optimizer.schedule is not Schedule.CONSTANT or any(
         group.noise is not None for group in spec.rollouts
     )

@@ -68,5 +68,4 @@ def learner_trust(key: RunKey, data: Mapping[str, bytes]) -> Trust:
 
 
 def _checked_key(content: bytes, source: str) -> str:
-    """Return a Secret's key as `checked_key`; a byte that is no ASCII is one that it refuses."""
     return checked_key(content.decode("ascii", errors="replace"), source)

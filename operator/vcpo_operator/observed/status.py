@@ -43,12 +43,10 @@ def from_rfc3339(text: str | None) -> float | None:
 
 
 def _round(value: float) -> float:
-    """Round a number for a column of `kubectl get`: to four decimals, or four digits of a rate."""
     return round(value, 4) if abs(value) >= _SMALL else float(f"{value:.4g}")
 
 
 def _list(key: str | None = None) -> dict[str, Any]:
-    """Return how a list merges: by a key of its items, or as a set."""
     if key is None:
         return {"x-kubernetes-list-type": "set"}
     return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [key]}

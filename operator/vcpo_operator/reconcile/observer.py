@@ -143,7 +143,6 @@ class Observer:
 
 
 def _end_s(data: Mapping[str, bytes], names: Sequence[str]) -> float | None:
-    """Return the Unix time at which the first of these certificates ends; None if one is none."""
     with contextlib.suppress(ValueError, KeyError):
         return first_end_s(data, names)
     return None

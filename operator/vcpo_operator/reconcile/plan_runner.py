@@ -29,7 +29,6 @@ _LOGGER = logging.getLogger(__name__)
 
 
 def _notes(parent: Parent, defaults: OperatorDefaults) -> Iterator[str]:
-    """Yield what the user should know of a valid run, in sentences."""
     if note := skipped_monitor_note(parent, defaults):
         yield note
     yield from missing_gpus(parent.run.spec)

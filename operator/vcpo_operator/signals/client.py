@@ -22,7 +22,6 @@ from vcpo.wire.client import open_channel
 from vcpo_operator.names import RunKey, learner_address
 from vcpo_operator.observed.access import LearnerAccess
 from vcpo_operator.observed.records import Cause
-from vcpo_operator.signals.silence import silence_cause
 
 _LOGGER = logging.getLogger(__name__)
 _STARTING_S = 60.0
@@ -64,7 +63,7 @@ class _Connection:
     asked_s: float
     """Time at which signals were asked for last."""
     warned_of: set[str] = field(default_factory=set)
-    """Status of each failure since the last signals that the log has."""
+    """Reasons of failures since the last signals that the log has."""
 
 
 class LearnerConnections:
@@ -161,29 +160,14 @@ class LearnerConnections:
         return open_channel(self._address_of(key), key=access.steering_key, trust=access.trust)
 
     def _log_silence(self, key: RunKey, connection: _Connection) -> None:
-        """Log why a learner gives no signals: each status once, as a warning."""
-        control = connection.control
-        if (error := control.failure) is None:
+        """Log why a learner gives no signals: each reason once, as a warning."""
+        cause, is_known = self.silence(key), connection.control.last_known() is not None
+        is_starting = not is_known and self._clock() - connection.opened_s < _STARTING_S
+        if cause is None or (is_starting and cause.reason == "Unreachable"):
             return
-        status = error.code() if isinstance(error, grpc.aio.AioRpcError) else None
-        cause = call_failure(error)
-        if status is grpc.StatusCode.UNAUTHENTICATED:
-            cause = (
-                "it refuses the run's key for steering: its pod is older than the Secret; suspend"
-                " and resume the run, or delete the pod"
-            )
-        may_be_starting = control.last_known() is None and status is grpc.StatusCode.UNAVAILABLE
-        is_starting = may_be_starting and self._clock() - connection.opened_s < _STARTING_S
-        word = "invalid" if status is None else status.name
-        is_news = not is_starting and word not in connection.warned_of
-        _LOGGER.log(
-            logging.WARNING if is_news else logging.DEBUG,
-            "%s: no signals from the learner: %s",
-            key,
-            cause,
-        )
-        if is_news:
-            connection.warned_of.add(word)
+        if cause.reason not in connection.warned_of:
+            _LOGGER.warning("%s: no signals from the learner: %s", key, cause.message)
+            connection.warned_of.add(cause.reason)
 
 
 @contextlib.contextmanager
@@ -193,3 +177,17 @@ def _command_errors(command: str) -> Iterator[None]:
         yield
     except grpc.aio.AioRpcError as error:
         raise LearnerCommandError(f"the learner took no {command}: {error.details()}") from error
+
+
+def silence_cause(error: grpc.aio.AioRpcError | ValueError) -> Cause:
+    """Return why a learner that should answer does not: the network, a certificate or the key."""
+    told = call_failure(error)
+    if isinstance(error, ValueError):
+        return Cause(reason="SignalsInvalid", message=f"{told}: its image is of another version")
+    if error.code() is grpc.StatusCode.UNAUTHENTICATED:
+        cure = "its pod is older than the Secret of keys: suspend and resume the run"
+        return Cause(reason="KeyRefused", message=f"{told}: {cure}")
+    if error.code() in {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED}:
+        cure = "network policies of the run's and the operator's namespace must allow port 7600"
+        return Cause(reason="Unreachable", message=f"{told}: {cure}")
+    return Cause(reason="CallFailed", message=told)

@@ -1,187 +1,176 @@
 """Signals from a Prometheus, for clusters in which only a Prometheus may reach the learners.
 
-It replaces `client.LearnerConnections` as the source of signals; commands still go over those
-connections. When the Prometheus is down, late or has no samples of a run, the signals get old, and
-`vcpo.control` then changes nothing.
+One instant query asks for the run's own gauges over a window of time, so the answer holds them as
+they were scraped, with their times. The signals are those of the learner's newest scrape: what it
+lacks is unknown. When the Prometheus is down, late or has no samples of a run, the signals get old,
+and `vcpo.control` then changes nothing. Commands go over the connections of `client`.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import logging
 import math
-import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
 
 import aiohttp
 
-from vcpo.control.signals import RunSignals
+from vcpo.algo.health.early_warning import warning_level
+from vcpo.control.signals import RunSignals, WorkerSignals
+from vcpo.judgement import no_update_notice
+from vcpo.wire.phase import RunPhase
 from vcpo_operator.names import RunKey
-from vcpo_operator.observed.promql import DatedSignals, parse_answer, run_query
 from vcpo_operator.observed.records import Cause
 from vcpo_operator.signals.client import LearnerConnections
 
 _LOGGER = logging.getLogger(__name__)
-_TIMEOUT_S = 5.0
-_PAUSE_S = 10.0
-"""Time without queries after one that got no answer. A Prometheus that is down then delays the
-reconciles of other runs only a little."""
-_MAX_ANSWER_BYTES = 4 * 1024 * 1024
-_CHUNK_BYTES = 64 * 1024
-_MAX_ERROR_CHARACTERS = 200
-_OK = 200
-
-
-class PrometheusError(Exception):
-    """Prometheus did not answer a query; the message names its address and a cure."""
-
-
-class Prometheus:
-    """The query API of one Prometheus, or of a compatible server (Thanos, Mimir)."""
-
-    def __init__(self, url: str, *, timeout_s: float = _TIMEOUT_S) -> None:
-        self._url = f"{validate_url(url)}/api/v1/query"
-        self._timeout_s = timeout_s
-        self._session: aiohttp.ClientSession | None = None
-
-    async def query(self, expression: str) -> bytes:
-        """Return the answer to an instant query, unparsed.
-
-        Raises: PrometheusError when there is none in time.
-        """
-        if self._session is None:
-            timeout = aiohttp.ClientTimeout(total=self._timeout_s)
-            self._session = aiohttp.ClientSession(timeout=timeout)
-        try:
-            async with self._session.get(self._url, params={"query": expression}) as response:
-                status, body = response.status, await _read_body(response)
-        except TimeoutError as error:
-            raise self._error(f"no answer within {self._timeout_s:g} s") from error
-        except aiohttp.ClientError as error:
-            raise self._error(str(error) or type(error).__name__) from error
-        if status != _OK:
-            text = body[:_MAX_ERROR_CHARACTERS].decode(errors="replace")
-            raise self._error(f"status {status}: {text}")
-        return body
-
-    async def close(self) -> None:
-        """Close the connections."""
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
-
-    def _error(self, what: str) -> PrometheusError:
-        cure = "check that Prometheus runs, --prometheus-url and the network policies between"
-        return PrometheusError(f"{self._url}: {what}; {cure}")
-
-
-async def _read_body(response: aiohttp.ClientResponse) -> bytes:
-    """Read a body of bounded size.
-
-    Raises: aiohttp.ClientPayloadError when it is larger.
-    """
-    body = bytearray()
-    async for chunk in response.content.iter_chunked(_CHUNK_BYTES):
-        body += chunk
-        if len(body) > _MAX_ANSWER_BYTES:
-            raise aiohttp.ClientPayloadError(f"more than {_MAX_ANSWER_BYTES} bytes")
-    return bytes(body)
-
-
-def validate_url(url: str) -> str:
-    """Return the address of a server without a slash at its end.
-
-    Raises: ValueError when it is not the address of a server.
-    """
-    if re.fullmatch(r"https?://[^\s/?#@]+(/[^\s?#]*)?", url) is None:
-        raise ValueError(
-            "--prometheus-url must be http(s)://host[:port][/path], without credentials,"
-            f" not '{url}'"
-        )
-    return url.rstrip("/")
+_TIMEOUT: Final = aiohttp.ClientTimeout(total=5.0)
+_PAUSE_S: Final = 10.0
+"""Time without queries after one that got no answer, for the other runs' sake."""
+_GAUGES: Final[Mapping[str, str]] = {
+    "vcpo_learner_step": "step",
+    "vcpo_policy_version": "policy_version",
+    "vcpo_trajectories_buffered": "buffered",
+    "vcpo_trajectories_in_flight": "in_flight",
+    "vcpo_batch_trajectories": "batch_trajectories",
+    "vcpo_admission_lag_steps": "lag_limit_steps",
+    "vcpo_token_lag_median_steps": "lag_p50",
+    "vcpo_token_lag_max_steps": "lag_max",
+    "vcpo_failures_in_a_row": "failures_in_a_row",
+    "vcpo_learner_lost_changes": "lost_changes",
+    "vcpo_ess_ratio": "ess_ratio",
+    "vcpo_ess_mean_ratio": "ess_ratio_mean",
+    "vcpo_ess_low_ratio": "ess_ratio_low",
+    "vcpo_on_policy_ess_ratio": "on_policy_ess_ratio",
+    "vcpo_learning_rate": "learning_rate",
+    "vcpo_learning_rate_schedule_ratio": "learning_rate_schedule",
+    "vcpo_learning_rate_scale_ratio": "learning_rate_scale",
+    "vcpo_learning_rate_backoff_ratio": "learning_rate_backoff",
+    "vcpo_reward_mean": "reward_mean",
+    "vcpo_collapse_warning_ratio": "warning_score",
+    "vcpo_evaluation_accuracy": "accuracy",
+    "vcpo_learner_idle_ratio": "learner_idle_ratio",
+}
+"""Fields of `RunSignals` by the gauge that shows them."""
+_PHASE, _GROUP, _SKIPPED = "vcpo_learner_phase", "vcpo_workers", "vcpo_skipped_steps_in_a_row"
+_WORKER: Final = "vcpo_rollout_in_flight"
+_NAMES: Final = "|".join((*_GAUGES, _PHASE, _GROUP, _SKIPPED, _WORKER))
 
 
 @dataclass(slots=True, kw_only=True)
-class _LastScrape:
-    """The last known scrape of one run."""
-
+class _Scrape:
     asked_s: float = -math.inf
-    scraped: DatedSignals | None = None
+    scraped_s: float = -math.inf
+    signals: RunSignals | None = None
     error: str = ""
     """Why the last query failed; empty when it did not."""
 
-    def update(self, scraped: DatedSignals | None) -> bool:
-        """Keep a scrape if it is newer; return whether it is."""
-        if scraped is None or (self.scraped and scraped.scraped_s <= self.scraped.scraped_s):
-            return False
-        self.scraped = scraped
-        return True
 
-    def signals(self, now_s: float, *, is_fresh: bool) -> RunSignals | None:
-        return None if self.scraped is None else self.scraped.at(now_s, is_fresh=is_fresh)
-
-
+@dataclass(slots=True, kw_only=True, eq=False)
 class ScrapedSignals:
-    """Signals of all runs from a Prometheus. One owner: the operator's event loop.
+    """Signals of all runs from a Prometheus. One owner: the operator's event loop."""
 
-    connections: Closed together with this source; commands go over them.
-    clock: Unix time, since samples carry it.
-    """
-
-    def __init__(
-        self,
-        prometheus: Prometheus,
-        connections: LearnerConnections,
-        *,
-        clock: Callable[[], float],
-    ) -> None:
-        self._prometheus = prometheus
-        self._connections = connections
-        self._clock = clock
-        self._scrapes: dict[RunKey, _LastScrape] = {}
-        self._paused_until_s = -math.inf
+    url: str
+    connections: LearnerConnections
+    clock: Callable[[], float]
+    """Unix time, since samples carry it."""
+    _session: aiohttp.ClientSession | None = None
+    _scrapes: dict[RunKey, _Scrape] = field(default_factory=dict)
+    _paused_until_s: float = -math.inf
 
     async def fetch_signals(self, key: RunKey, *, period_s: float) -> RunSignals | None:
-        """Return the signals of the newest scrape, with their age; None: there were none.
-
-        They are fresh once: when their scrape is first seen.
-        """
-        now_s = self._clock()
-        last = self._scrapes.setdefault(key, _LastScrape())
-        if now_s - last.asked_s < period_s / 2 or now_s < self._paused_until_s:
-            return last.signals(now_s, is_fresh=False)
-        last.asked_s = now_s
-        is_fresh = last.update(await self._query(key, last))
-        return last.signals(self._clock(), is_fresh=is_fresh)
+        """Return the signals of the newest scrape, fresh when it is first seen; None: no scrape."""
+        now_s, last, is_fresh = self.clock(), self._scrapes.setdefault(key, _Scrape()), False
+        if now_s - last.asked_s >= period_s / 2 and now_s >= self._paused_until_s:
+            last.asked_s = now_s
+            is_fresh = await self._query(key, last)
+        if last.signals is None:
+            return None
+        aged = last.signals.at_age(max(0.0, self.clock() - last.scraped_s))
+        return dataclasses.replace(aged, is_fresh=is_fresh)
 
     def silence(self, key: RunKey) -> Cause | None:
-        """Return why the newest query failed; None if it did not, or none was made."""
-        last = self._scrapes.get(key)
-        if last is None or not last.error:
-            return None
-        return Cause(reason="PrometheusSilent", message=last.error)
+        error = self._scrapes.get(key, _Scrape()).error
+        return Cause(reason="PrometheusSilent", message=error) if error else None
 
     async def disconnect(self, key: RunKey) -> None:
-        """Forget a learner that is gone, and its signals."""
         self._scrapes.pop(key, None)
-        await self._connections.disconnect(key)
+        await self.connections.disconnect(key)
 
     async def close(self) -> None:
-        """Close all connections."""
-        await self._prometheus.close()
-        await self._connections.close()
+        if self._session is not None:
+            await self._session.close()
+        await self.connections.close()
 
-    async def _query(self, key: RunKey, last: _LastScrape) -> DatedSignals | None:
-        scraped, message = None, ""
+    async def _query(self, key: RunKey, last: _Scrape) -> bool:
+        """Keep the newest scrape of a run if it is newer; return whether it is."""
+        namespace, run = (json.dumps(each, ensure_ascii=False) for each in key)
+        selector = f'{{__name__=~"{_NAMES}",namespace={namespace},run={run}}}[5m]'
+        address, error, was_silent = f"{self.url.rstrip('/')}/api/v1/query", "", bool(last.error)
         try:
-            answer = await self._prometheus.query(run_query(key))
-            scraped = parse_answer(answer, now_s=self._clock())
-        except PrometheusError as error:
-            self._paused_until_s = self._clock() + _PAUSE_S
-            message = str(error)
-        except ValueError as error:
-            message = str(error)
-        if message and not last.error:  # once, not at every reconcile
-            _LOGGER.warning("%s: no signals from Prometheus: %s", key, message)
-        last.error = message
-        return scraped
+            self._session = self._session or aiohttp.ClientSession(timeout=_TIMEOUT)
+            async with self._session.get(address, params={"query": selector}) as response:
+                response.raise_for_status()
+                scraped_s, signals = parse_answer(await response.read(), now_s=self.clock())
+        except (aiohttp.ClientError, TimeoutError, ValueError) as failure:
+            scraped_s, signals, error = 0.0, None, f"{address}: {failure or 'no answer in time'}"
+            is_down = not isinstance(failure, ValueError)
+            self._paused_until_s = self.clock() + _PAUSE_S if is_down else self._paused_until_s
+            _LOGGER.log(
+                logging.DEBUG if was_silent else logging.WARNING, "%s: no signals: %s", key, error
+            )
+        last.error, is_news = error, signals is not None and scraped_s > last.scraped_s
+        if is_news:
+            last.scraped_s, last.signals = scraped_s, signals
+        return is_news
+
+
+def parse_answer(answer: bytes, *, now_s: float) -> tuple[float, RunSignals | None]:
+    """Return the Unix time of the learner's newest scrape and its signals, None if there is none.
+
+    Raises: ValueError when the answer lacks what signals need or holds a value out of its range.
+    """
+    try:
+        series = json.loads(answer)["data"]["result"]
+        newest = [(each["metric"], *max(each["values"])) for each in series if each["values"]]
+        samples = [(labels, float(at_s), float(value)) for labels, at_s, value in newest]
+        scraped_s = max((at for it, at, _ in samples if it["__name__"] != _WORKER), default=0.0)
+        scrape = [(labels, value) for labels, at, value in samples if at == scraped_s]
+        workers = {
+            labels["pod"]: WorkerSignals(in_flight=int(value), silent_s=max(0.0, now_s - at))
+            for labels, at, value in sorted(samples, key=lambda each: each[1])
+            if labels["__name__"] == _WORKER and labels.get("pod")
+        }
+        return scraped_s, _signals(scrape, workers) if scraped_s else None
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ValueError(f"not what a learner's scrape holds: {error!r}") from error
+
+
+def _signals(
+    scrape: list[tuple[dict[str, str], float]], workers: Mapping[str, WorkerSignals]
+) -> RunSignals:
+    values = {labels["__name__"]: value for labels, value in scrape if not math.isnan(value)}
+    known: dict[str, Any] = {
+        name: int(values[gauge]) if values[gauge].is_integer() else values[gauge]
+        for gauge, name in _GAUGES.items()
+        if gauge in values
+    }
+    named = [(labels, value) for labels, value in scrape if labels["__name__"] in {_PHASE, _GROUP}]
+    current = [labels["phase"] for labels, value in named if "phase" in labels and value == 1.0]
+    phase = {each.value: each for each in RunPhase}.get(*current, RunPhase.RUNNING)
+    # A step whose weights have no value reports 0, which no batch can have.
+    known["ess_ratio"] = known.get("ess_ratio") or None
+    skipped, score = int(values.get(_SKIPPED, 0)), known.get("warning_score")
+    is_all = phase is RunPhase.COMPLETE and 0 < known["step"] <= skipped
+    return RunSignals(
+        **known,
+        phase=phase,
+        warning_level=None if score is None else warning_level(score),
+        ready_workers={each["group"]: int(value) for each, value in named if "group" in each},
+        workers=workers,
+        no_update=no_update_notice(skipped, "the learner's log says why", is_all=is_all),
+        has_never_updated=is_all,
+    )

@@ -14,14 +14,12 @@ from vcpo_operator.__main__ import parser
 IMAGES = ("--learner-image=l", "--rollout-image=r")
 
 
-def operate(
-    folder: Path, *arguments: str, kubeconfig: str = ""
-) -> subprocess.CompletedProcess[str]:
+def operate(folder: Path) -> subprocess.CompletedProcess[str]:
     """Start the operator where there is no service account, in an empty home."""
-    (folder / "kubeconfig").write_text(kubeconfig)
+    (folder / "kubeconfig").write_text("")
     outside = {key: value for key, value in os.environ.items() if "KUBERNETES" not in key}
     places = {"HOME": str(folder), "KUBECONFIG": str(folder / "kubeconfig")}
-    command = [sys.executable, "-m", "vcpo_operator", *IMAGES, *arguments]
+    command = [sys.executable, "-m", "vcpo_operator", *IMAGES]
     command += ["--metrics-listen=127.0.0.1:0", "--liveness-listen=127.0.0.1:0"]
     return subprocess.run(
         command, env=outside | places, capture_output=True, text=True, timeout=60, check=False
@@ -34,22 +32,6 @@ def test_without_a_cluster_the_operator_says_what_it_needs(tmp_path: Path):
     assert ended.stderr.startswith("vcpo: ends: cannot reach the API server: ")
     assert "set KUBECONFIG to a kubeconfig that names a cluster" in ended.stderr
     assert "Traceback" not in ended.stderr
-
-
-KUBECONFIG = """
-current-context: c
-contexts: [{name: c, context: {cluster: c, user: u}}]
-clusters: [{name: c, cluster: {server: "http://127.0.0.1:1"}}]
-users: [{name: u, user: {}}]
-"""
-
-
-def test_an_address_of_prometheus_that_is_none_is_refused(tmp_path: Path):
-    ended = operate(tmp_path, "--prometheus-url=prometheus:9090", kubeconfig=KUBECONFIG)
-    assert ended.returncode == 2
-    assert ended.stderr.startswith(
-        "vcpo: ends: --prometheus-url must be http(s)://host[:port][/path]"
-    )
 
 
 def test_learners_are_asked_themselves_unless_a_prometheus_is_named():

@@ -26,8 +26,8 @@ from vcpo_learner.telemetry.gauges import LearnerGauges
 from vcpo_learner.telemetry.signals import SignalWindow
 from vcpo_learner.telemetry.step_log import StepLog
 from vcpo_learner.update.policy_update import PolicyUpdate
-from vcpo_operator.observed.promql import parse_answer
 from vcpo_operator.observed.status import Numbers
+from vcpo_operator.signals.prometheus import parse_answer
 
 RUN = parse_run("""
 metadata: {name: r}
@@ -89,10 +89,10 @@ def test_metrics_signals_records_and_status_have_the_same_four_numbers(steps, le
     names = ["", "_schedule_ratio", "_scale_ratio", "_backoff_ratio"]
     metrics = {f"vcpo_learning_rate{name}": scraped[f"vcpo_learning_rate{name}"] for name in names}
     assert list(metrics.values()) == expected
-    answered = parse_answer(answer(scrape(**metrics)), now_s=SCRAPED_S)
+    _, answered = parse_answer(answer(scrape(**metrics)), now_s=SCRAPED_S)
     signals = run_signals(message)
     recorded = recorded_signals(RUN, Metrics(steps=tuple(steps), evaluations=()), 0.0)
-    for found in (signals, answered.signals, recorded):
+    for found in (signals, answered, recorded):
         assert numbers(found.effective_rate) == expected
     status = Numbers.of(signals).model_dump(by_alias=True)["learningRate"]
     assert list(status.values()) == pytest.approx(expected, rel=1e-3)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -12,16 +11,12 @@ from aiohttp import web
 
 from tests.fixtures.operator.prometheus import SCRAPED_S, answer, scrape
 from tests.fixtures.operator.runs import KEY
-from vcpo.control.signals import RunSignals
+from vcpo.algo.health.early_warning import WarningLevel
+from vcpo.control.signals import RunSignals, WorkerSignals
+from vcpo.wire.phase import RunPhase
 from vcpo_operator.names import RunKey
-from vcpo_operator.observed.promql import run_query
 from vcpo_operator.signals.client import LearnerConnections
-from vcpo_operator.signals.prometheus import (
-    Prometheus,
-    PrometheusError,
-    ScrapedSignals,
-    validate_url,
-)
+from vcpo_operator.signals.prometheus import ScrapedSignals, parse_answer
 
 PERIOD_S = 2.0
 
@@ -32,7 +27,6 @@ class PrometheusFixture:
 
     answers: bytes = field(default_factory=lambda: answer(scrape()))
     status: int = 200
-    hangs: bool = False
     queries: list[str] = field(default_factory=list)
     now_s: float = SCRAPED_S + 4.0
     url: str = ""
@@ -40,8 +34,6 @@ class PrometheusFixture:
 
     async def handle(self, request: web.Request) -> web.Response:
         self.queries.append(request.query["query"])
-        if self.hangs:
-            await asyncio.Event().wait()
         return web.Response(body=self.answers, status=self.status)
 
     async def ask(self, key: RunKey = KEY) -> RunSignals | None:
@@ -65,8 +57,7 @@ async def prometheus_fixture() -> AsyncIterator[PrometheusFixture]:
     fixture.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
     clock = lambda: fixture.now_s  # noqa: E731 - read at each call
     lines = LearnerConnections(clock=clock, address_of=lambda key: "127.0.0.1:1")
-    prometheus = Prometheus(fixture.url, timeout_s=5.0)
-    fixture.source = ScrapedSignals(prometheus, lines, clock=clock)
+    fixture.source = ScrapedSignals(url=fixture.url, connections=lines, clock=clock)
     yield fixture
     await fixture.source.close()
     await runner.cleanup()
@@ -76,7 +67,9 @@ async def test_one_query_makes_a_report(fixture: PrometheusFixture):
     signals = await fixture.ask()
     assert signals is not None
     assert (signals.step, signals.age_s, signals.is_fresh) == (5, 4.0, True)
-    assert fixture.queries == [run_query(KEY)]
+    (query,) = fixture.queries
+    assert query.startswith('{__name__=~"vcpo_learner_step|')
+    assert query.endswith('",namespace="ml",run="demo"}[5m]')
 
 
 async def test_a_scrape_is_news_once(fixture: PrometheusFixture):
@@ -157,7 +150,11 @@ async def test_trouble_is_logged_once(fixture: PrometheusFixture, caplog: pytest
         for _ in range(3):
             await fixture.later(60.0)
     (record,) = caplog.records
-    assert f"ml/demo: no signals from Prometheus: {fixture.url}" in record.getMessage()
+    assert f"ml/demo: no signals: {fixture.url}" in record.getMessage()
+    cause = fixture.source.silence(KEY)
+    assert cause is not None
+    assert cause.reason == "PrometheusSilent"
+    assert "503" in cause.message
 
 
 async def test_a_learner_that_is_gone_is_forgotten(fixture: PrometheusFixture):
@@ -167,55 +164,68 @@ async def test_a_learner_that_is_gone_is_forgotten(fixture: PrometheusFixture):
     assert await fixture.ask() is None
 
 
-async def test_an_error_names_the_address_what_was_said_and_the_cure(fixture: PrometheusFixture):
-    fixture.status, fixture.answers = 400, b"parse error"
-    prometheus = Prometheus(fixture.url)
-    said = r"/api/v1/query: status 400: parse error; check that Prometheus runs, --prometheus-url"
-    with pytest.raises(PrometheusError, match=said):
-        await prometheus.query("{")
-    await prometheus.close()
+def read_signals(samples) -> RunSignals:
+    _, signals = parse_answer(answer(samples), now_s=SCRAPED_S + 4.0)
+    assert signals is not None
+    return signals
 
 
-async def test_an_answer_without_end_is_refused(fixture: PrometheusFixture):
-    fixture.answers = b" " * (4 * 1024 * 1024 + 1)
-    prometheus = Prometheus(fixture.url)
-    with pytest.raises(PrometheusError, match="more than 4194304 bytes"):
-        await prometheus.query("up")
-    await prometheus.close()
+def test_what_was_not_measured_is_unknown():
+    signals = read_signals(scrape(vcpo_ess_ratio=0.0))
+    assert (signals.buffered, signals.in_flight) == (10, 11)
+    assert (signals.batch_trajectories, signals.lag_limit_steps) == (128, 8)
+    assert (signals.ess_ratio, signals.learning_rate_scale, signals.accuracy) == (None, None, None)
+    assert (signals.lag_p50, signals.warning_level, signals.on_policy_ess_ratio) == (None, None, 1)
 
 
-async def test_a_query_has_a_deadline(fixture: PrometheusFixture):
-    fixture.hangs = True
-    prometheus = Prometheus(fixture.url, timeout_s=0.05)
-    with pytest.raises(PrometheusError, match=r"no answer within 0\.05 s"):
-        await prometheus.query("up")
-    await prometheus.close()
+def test_what_was_measured_is_read():
+    measured = {
+        "vcpo_ess_ratio": 0.5,
+        "vcpo_ess_mean_ratio": 0.625,
+        "vcpo_on_policy_ess_ratio": 0.875,
+        "vcpo_learning_rate_scale_ratio": 0.75,
+        "vcpo_collapse_warning_ratio": 0.6875,
+        "vcpo_token_lag_median_steps": 2.0,
+        "vcpo_evaluation_accuracy": 0.125,
+    }
+    signals = read_signals(scrape(**measured))
+    assert (signals.ess_ratio, signals.ess_ratio_mean) == (0.5, 0.625)
+    assert (signals.learning_rate_scale, signals.accuracy) == (0.75, 0.125)
+    assert (signals.lag_p50, signals.on_policy_ess_ratio) == (2, 0.875)
+    assert (signals.warning_score, signals.warning_level) == (0.6875, WarningLevel.CRITICAL)
 
 
-async def test_nobody_who_listens_is_an_error():
-    prometheus = Prometheus("http://127.0.0.1:1")
-    with pytest.raises(PrometheusError, match=r"127\.0\.0\.1:1"):
-        await prometheus.query("up")
-    await prometheus.close()
+@pytest.mark.parametrize("phase", RunPhase)
+def test_the_phase_is_the_one_whose_series_is_one(phase: RunPhase):
+    assert read_signals(scrape(phase=phase.value)).phase is phase
+    assert read_signals(scrape(phase="pondering")).phase is RunPhase.RUNNING
 
 
-@pytest.mark.parametrize("url", ["https://thanos.example.com/api", "http://prometheus:9090/"])
-def test_an_address_may_have_a_port_and_a_path(url: str):
-    assert validate_url(url) == url.rstrip("/")
+def test_workers_are_counted_by_group_and_known_by_their_pod():
+    groups = [("vcpo_workers", {"group": name}, SCRAPED_S, n) for name, n in (("a", 2), ("b", 0))]
+    pod = {"pod": "demo-rollout-main-x", "group": "main"}
+    samples = [("vcpo_rollout_in_flight", pod, SCRAPED_S - s, n) for s, n in ((20, 9), (5, 6))]
+    nameless = ("vcpo_rollout_in_flight", {"group": "main"}, SCRAPED_S, 6.0)
+    signals = read_signals([*scrape(), *groups, *samples, nameless])
+    assert signals.ready_workers == {"a": 2, "b": 0}
+    known = {"demo-rollout-main-x": WorkerSignals(in_flight=6, silent_s=9.0)}
+    assert signals.workers == known
+
+
+def test_a_series_that_the_newest_scrape_lacks_is_unknown():
+    older = scrape(SCRAPED_S - 15.0, vcpo_ess_mean_ratio=0.9)
+    assert read_signals([*older, *scrape()]).ess_ratio_mean is None
 
 
 @pytest.mark.parametrize(
-    "url",
+    "said",
     [
-        "prometheus:9090",
-        "ftp://prometheus",
-        "http://",
-        "http://me:secret@prometheus",
-        "http://prometheus/?query=up",
-        "http://prometheus/#graph",
-        "http://prometheus 9090",
+        b"<html>",
+        b"{}",
+        answer(scrape(vcpo_learner_step=None)),
+        answer(scrape(vcpo_learner_idle_ratio=7.0)),
     ],
 )
-def test_what_is_no_address_of_a_server_is_refused(url: str):
-    with pytest.raises(ValueError, match="--prometheus-url must be"):
-        validate_url(url)
+def test_an_answer_without_signals_is_refused(said: bytes):
+    with pytest.raises(ValueError):  # noqa: PT011 - the library's words
+        parse_answer(said, now_s=SCRAPED_S)

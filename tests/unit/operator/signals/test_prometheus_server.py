@@ -22,7 +22,7 @@ from vcpo.metrics import (
 )
 from vcpo.wire.phase import RunPhase
 from vcpo_operator.signals.client import LearnerConnections
-from vcpo_operator.signals.prometheus import Prometheus, ScrapedSignals
+from vcpo_operator.signals.prometheus import ScrapedSignals
 
 POD = "demo-rollout-main-x"
 PERIOD_S = 0.1
@@ -85,7 +85,8 @@ async def prometheus_fixture(tmp_path: Path) -> AsyncIterator[PrometheusFixture]
     ):
         text = CONFIGURATION.format(learner=endpoint.port, rollout=workers.port, pod=POD)
         with running_prometheus(tmp_path, text) as (prometheus, port):
-            source = ScrapedSignals(Prometheus(f"http://127.0.0.1:{port}"), lines, clock=time.time)
+            url = f"http://127.0.0.1:{port}"
+            source = ScrapedSignals(url=url, connections=lines, clock=time.time)
             yield PrometheusFixture(learner, endpoint, prometheus, source)
             await source.close()
 
