@@ -145,7 +145,7 @@ def parse_answer(answer: bytes, *, now_s: float) -> tuple[float, RunSignals | No
             if labels["__name__"] == _WORKER and labels.get("pod")
         }
         return scraped_s, _signals(scrape, workers) if scraped_s else None
-    except (AttributeError, KeyError, TypeError) as error:
+    except (AttributeError, KeyError, StopIteration, TypeError) as error:
         raise ValueError(f"not what a learner's scrape holds: {error!r}") from error
 
 
@@ -159,8 +159,8 @@ def _signals(
         if gauge in values
     }
     named = [(labels, value) for labels, value in scrape if labels["__name__"] in {_PHASE, _GROUP}]
-    current = [labels["phase"] for labels, value in named if "phase" in labels and value == 1.0]
-    phase = {each.value: each for each in RunPhase}.get(*current, RunPhase.RUNNING)
+    current = next(it["phase"] for it, value in named if "phase" in it and value == 1.0)
+    phase = {each.value: each for each in RunPhase}.get(current, RunPhase.RUNNING)
     # A step whose weights have no value reports 0, which no batch can have.
     known["ess_ratio"] = known.get("ess_ratio") or None
     skipped, score = int(values.get(_SKIPPED, 0)), known.get("warning_score")
