@@ -2,7 +2,7 @@
 
 The last line is one JSON object. Lines are those of Python files, without generated ones; lines of
 code are those with a token that is neither a comment nor a docstring. The files of the ways are
-those that docs/reading.md lists.
+those that docs/architecture.md lists.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ WAYS: Final = {
     "files_publish_to_swap": "## The files from publish to swap",
     "files_submit_to_update": "## The files from Submit to update",
 }
-"""Headings of docs/reading.md, each over a list of files, by name in the result."""
+"""Headings of docs/architecture.md, each over a list of files, by name in the result."""
 _BLANK: Final = {
     tokenize.COMMENT,
     tokenize.NL,
@@ -87,7 +87,7 @@ def files_below(page: str, heading: str) -> set[str]:
     """
     _, found, rest = page.partition(f"\n{heading}\n")
     if not found:
-        raise ValueError(f"docs/reading.md has no heading {heading!r}")
+        raise ValueError(f"docs/architecture.md has no heading {heading!r}")
     return set(re.findall(r"\]\(([^)\s]+\.py)\)", rest.partition("\n## ")[0]))
 
 

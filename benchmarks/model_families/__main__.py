@@ -1,4 +1,4 @@
-"""Judge families of transformers at tiny size, and keep what was found in `docs/models.md`.
+"""Judge families of transformers at tiny size, and keep what was found in `results.md` here.
 
 A family's model has random parameters, and random state beside them, such as the correction biases
 of a router. Responses cross every length that its configuration names. Each question is a column:
@@ -44,7 +44,7 @@ from benchmarks.model_families.table import (
     worsened,
 )
 
-PAGE: Final = Path(__file__).resolve().parents[2] / "docs" / "models.md"
+PAGE: Final = Path(__file__).resolve().parent / "results.md"
 _NAMES: Final = [column.name for column in COLUMNS]
 _BY_DEFAULT: Final = [name for name in _NAMES if name != "vllm"]
 _LIMIT_S: Final = 300.0

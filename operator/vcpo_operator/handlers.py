@@ -2,7 +2,7 @@
 
 No handler decides or changes anything, because kopf neither repeats nor reports what fails in one.
 The operator sets no finalizer and no annotation of kopf's: `on.event` and indices need neither
-(docs/design/010-reconcile.md).
+(docs/inside/operator-and-workers.md).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The name of a child joins the names of the run and of the group. A digest follows where the result
 is not a valid name, or where two runs or groups could have the same one
-(docs/design/044-objects-of-a-run.md).
+(docs/inside/operator-and-workers.md).
 """
 
 from __future__ import annotations

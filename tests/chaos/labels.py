@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from vcpo.wire.v1 import work_pb2
 
 TOLERANCE_NATS = 1e-4
-"""Float32 sums in another order differ by less, adjacent versions by more; docs/design/103-chaos.md
+"""Float32 sums in another order differ by less, adjacent versions by more; docs/inside/evidence.md
 has the numbers."""
 _KEPT_VERSIONS = 64
 

@@ -38,7 +38,7 @@ SECTIONS = {
         ("docs/library.md", "[a](https://a.org/b)", "[a](https://a.org/b)"),
         ("docs/library.md", "[a](../README.md)", "[a](index.md)"),
         ("docs/library.md", "[a](../Makefile)", "[a](source/Makefile)"),
-        ("docs/design/001-ledger.md", "[a](../../SECURITY.md#b)", "[a](../source/SECURITY.md.txt)"),
+        ("docs/inside/learner.md", "[a](../../SECURITY.md#b)", "[a](../source/SECURITY.md.txt)"),
         ("docs/library.md", "[a](../nothing.py)", "[a](../nothing.py)"),
     ],
 )

@@ -47,7 +47,7 @@ NORM_BASELINES: Final = (Baseline.OPOB, Baseline.PESSIMISTIC)
 class Algorithm(Section):
     """How a batch becomes an optimizer step.
 
-    The default is VCPO (arXiv 2602.17616) with three departures (docs/design/093-trust-region.md):
+    The default is VCPO (arXiv 2602.17616) with three departures (docs/inside/mathematics.md):
     one baseline for the batch, which is pessimistic about what stale data does not show, and a
     trust region in place of its learning-rate rule.
 

@@ -178,7 +178,7 @@ class Environment(Section):
     """Task that makes prompts and rewards: a shipped one, such as `countdown`, or
     `package.module:Class` for your own."""
     parameters: Annotated[dict[str, Any], Field(max_length=64), FINITE] = Field(default={})
-    """Settings of the environment, by name; `docs/environments.md` lists them."""
+    """Settings of the environment, by name; `docs/tasks.md` lists them."""
     rewards: Annotated[list[Reward], Field(max_length=16)] = Field(default=[])
     """Functions that judge responses in place of the environment; the reward is the sum of what
     they return, each times its weight. If unset, the environment judges."""

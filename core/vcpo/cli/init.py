@@ -41,7 +41,7 @@ spec:
     - {name: main, minReplicas: 1, maxReplicas: 1, maxConcurrentSequences: 64}
 """)
 _REWARD: Final = Template('''\
-"""What an answer is worth. Edit it; docs/environments.md has more of what a reward can be."""
+"""What an answer is worth. Edit it; docs/tasks.md has more of what a reward can be."""
 
 import re
 

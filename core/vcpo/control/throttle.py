@@ -34,7 +34,7 @@ smaller one (`follow_learner`), and decides alone when the limit rises again.
 
 From the same state, a lower ESS or a warning never leads to a larger limit. A run that is never
 below the floor or warned never has a smaller limit than another run. The limits of two runs that
-fall below the floor at different steps may differ for one window. The design notes 016 and 068 have
+fall below the floor at different steps may differ for one window. docs/inside/mathematics.md have
 the figures.
 """
 

@@ -45,7 +45,7 @@ class Sink(Protocol):
 
     At a start the service says which steps it has, and gets the rest from the run's records; then
     come new records. A learner that resumes from a checkpoint may take steps again; each service
-    deals with it in its own way, see `docs/tracking.md`.
+    deals with it in its own way, see `docs/watching.md`.
     """
 
     def sent_steps(self) -> Collection[int]:

@@ -19,7 +19,7 @@ from vcpo.tracking.sink import TrackedRun
 class CsvTracker:
     """Appends the step and the chosen numbers; a number that a step does not have stays empty.
 
-    columns: names as `docs/tracking.md` lists them.
+    columns: names as `docs/watching.md` lists them.
     """
 
     def __init__(

@@ -7,7 +7,7 @@ ones.
 
 Ranks find each other by torchrun's variables. A pod of one rank has them in its environment; a pod
 of several starts torchrun, which gives them to its processes. The first pod is where all meet
-(docs/design/084-ranks.md).
+(docs/inside/learner.md).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Conflicts: an existing object that keeps a child from being applied. Pure.
 
 An object with the child's name may belong to somebody else. The operator never takes it over,
-unless its owner allows that by an annotation (docs/design/044-objects-of-a-run.md).
+unless its owner allows that by an annotation (docs/inside/operator-and-workers.md).
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 It is level-triggered: it reads states, not changes. It may be killed at any call; the
 next reconcile does the rest. It keeps a memory to save calls and to know the age of signals. Losing
 it costs one more apply of each child and at most 30 s of the control loop's counting
-(docs/design/010-reconcile.md).
+(docs/inside/operator-and-workers.md).
 """
 
 from __future__ import annotations

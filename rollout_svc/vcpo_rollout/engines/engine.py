@@ -25,7 +25,7 @@ arguments of `load`. The learner checks every response: lengths, log-probabiliti
 versions that were published. Only the engine can look into its model;
 `held_state.StateChecksums` compares a torch module with a version. The learner computes the
 log-probabilities of fresh tokens itself in every step, and a gap that rounding does not explain is
-told or ends the run (`docs/design/063-mismatch.md`).
+told or ends the run (`docs/inside/mathematics.md`).
 
 Errors: an `EngineError` says what failed in one sentence, and becomes a typed failure of the
 prompt; eight in a row end the worker with it. `InvalidRequestError` blames the request alone. Any

@@ -29,10 +29,7 @@ _SHIPPED: Final[Mapping[str, str]] = MappingProxyType(
         EngineName.VLLM: "vcpo_rollout.engines.vllm.engine:VllmEngine",
     }
 )
-_CURE_OF_VLLM: Final = (
-    "pip install 'vcpo[rollout]' with a GPU; without one see docs/design/032-vllm-engine.md; or"
-    " engine: hf"
-)
+_CURE_OF_VLLM: Final = "pip install 'vcpo[rollout]' with a GPU; without one, engine: hf"
 _METHODS: Final = ("load", "generate", "swap_weights", "close")
 """The methods that an engine's class must have."""
 _PROPERTIES: Final = ("policy_version", "context_tokens", "end_token_ids", "stop_strings")

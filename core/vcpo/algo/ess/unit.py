@@ -30,7 +30,7 @@ trajectories, and exp(-2 p v / s2) above: there staleness counts in units of the
 the length. A mismatch that is underestimated by 10 % costs fresh batches 10 % of the learning rate.
 
 AUTO is SEQUENCE while rho_on of whole trajectories is at least exp(-1). Otherwise it is BLOCK with
-s2 n = 1/4, which gives e of 4 to 8. The design note 021 has the figures.
+s2 n = 1/4, which gives e of 4 to 8. docs/inside/mathematics.md has the figures.
 
 Sources: VCPO, arXiv 2602.17616, Eq. 5 (the rule, at sequence level). Blocks, exponent and AUTO are
 this project's.

@@ -12,7 +12,7 @@ run on fresh data too, and the ESS of fresh data shows nothing of it.
 *Bounded.* A run is rolled back at most `MAX_ROLLBACKS` times, and every rollback lowers the rate.
 So a run that cannot be saved ends after its last step, as any other run.
 
-The design note 016 has the figures.
+docs/inside/mathematics.md has the figures.
 """
 
 from collections.abc import Mapping

@@ -13,7 +13,7 @@ warning that is bad enough (`GuardPolicy.slows`), and every rollback, also halve
 The warning stays critical for some steps after the cause is gone; only later steps show what the
 halving did. A false alarm so costs a few steps at half the rate. A run that cannot bear its rate
 tries it again after 10, 20, 40 steps and so on, ever more seldom. After a rollback the rate does
-not return: what the run did at the higher one is known. The design note 016 has the figures.
+not return: what the run did at the higher one is known. docs/inside/mathematics.md has the figures.
 """
 
 from collections.abc import Mapping

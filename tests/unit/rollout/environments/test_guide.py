@@ -1,4 +1,4 @@
-"""Each example of docs/environments.md runs as it is written there."""
+"""Each example of docs/tasks.md runs as it is written there."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from vcpo_rollout.environments.environment import MultiTurnEnvironment
 from vcpo_rollout.generation.rewards import make_task
 from vcpo_rollout.trial import try_environment
 
-GUIDE = Path("docs/environments.md").read_text()
+GUIDE = Path("docs/tasks.md").read_text()
 FILES = dict(re.findall(r"^`([\w.]+)`:\n```\w+\n(.*?)^```", GUIDE, flags=re.M | re.S))
 """The guide's files by name: a line with the name stands before each."""
 FRAGMENTS = re.findall(r"^```yaml\n(.*?)^```", GUIDE, flags=re.M | re.S)
