@@ -174,6 +174,7 @@ async def _lease_step(
         worker_id=_WORKER,
         rollout_group="main",
         incarnation=_INCARNATION,
+        process_id="process",
         held_policy_version=dispatcher.policy_version,
         max_trajectories=len(responses),
     )
