@@ -151,7 +151,7 @@ class Learner:
             WorkService(self.dispatcher, spec, bounds), grpc_server
         )
         policy_pb2_grpc.add_PolicyServiceServicer_to_server(
-            PolicyService(self._policies, registry), grpc_server
+            PolicyService(self._policies, registry, ledger), grpc_server
         )
         control_pb2_grpc.add_ControlServiceServicer_to_server(
             ControlService(

@@ -198,7 +198,6 @@ def _worker(setting: _Setting, loaded: Sampler) -> Worker:
         gauges=gauges,
         max_concurrent_sequences=group.max_concurrent_sequences,
         sequences_per_prompt=spec.batch.trajectories_per_prompt,
-        follows_preemption=spec.batch.over_provision_ratio > 1.0,
         truncates_prompts=spec.environment.overlong_prompts is OverlongPrompts.TRUNCATE,
         environment_timeout_s=spec.environment_timeout_s,
         drain_s=options.drain_s,

@@ -6,7 +6,7 @@ is granted) and the worker registry. It never blocks, and the clock is injected.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 from vcpo.algo.health.early_warning import WarningLevel
@@ -75,8 +75,7 @@ class Dispatcher:
         self._new_round = partial(EvaluationRound, spec, incarnation=incarnation, clock=clock)
         self._round = self._new_round(step=None)
         self._changed = ChangeNotifier()
-        """Set when workers that wait should look again: work may be admissible, or a lease be
-        preempted."""
+        """Set when workers that wait should look again: work may be admissible."""
         self._arrived = ChangeNotifier()
         """Set when the training loop should look again. It is an event of its own, because a
         submission would wake all workers that wait for work, and hardly ever makes any
@@ -226,18 +225,6 @@ class Dispatcher:
         self._arrived.notify()
         return outcomes
 
-    async def wait_for_preemptions(
-        self, worker_id: str, known_lease_ids: Collection[str], *, wait_s: float
-    ) -> list[str]:
-        """Return a worker's preempted leases; wait up to `wait_s` for one that it does not know."""
-        deadline_s = self._clock() + wait_s
-        while True:
-            lease_ids = self.ledger.preempted_leases(worker_id)
-            remaining_s = deadline_s - self._clock()
-            if remaining_s <= 0 or not set(lease_ids).issubset(known_lease_ids):
-                return lease_ids
-            await self._changed.wait(min(remaining_s, _POLL_S))
-
     def fail(self, worker_id: str, lease_id: str, failure: Failure) -> None:
         """End a lease whose generation failed; its prompt is granted again a few times.
 
@@ -369,8 +356,9 @@ class Dispatcher:
             if outcome is SubmitOutcome.ACCEPTED:
                 self.accepted_tokens += trajectory.num_sampled_tokens
         counts = self.ledger.counts()
-        is_preempted = counts.buffered >= self._spec.batch.trajectories and self._preempt_surplus()
-        if is_preempted or counts.dropped != dropped_before:
+        if counts.buffered >= self._spec.batch.trajectories:
+            self._preempt_surplus()
+        if counts.dropped != dropped_before:
             self._changed.notify()
 
     def _book_of(self, lease_id: str) -> LeaseBook:
@@ -415,15 +403,11 @@ class Dispatcher:
             if lost and owner.release(request.worker_id, lost):
                 self.notify()
 
-    def _preempt_surplus(self) -> bool:
-        """Preempt what an over-provisioned run does not need now that a batch is complete.
-
-        Returns whether there is any.
-        """
+    def _preempt_surplus(self) -> None:
+        """Preempt what an over-provisioned run does not need now that a batch is complete."""
         surplus = self._admission.surplus_trajectories(self.step)
         if surplus > 0:
             self.ledger.preempt(surplus)
-        return surplus > 0
 
     def _expire(self) -> None:
         """Drop late groups and end expired leases."""

@@ -20,6 +20,7 @@ from vcpo.wire.v1 import policy_pb2, policy_pb2_grpc, work_pb2, work_pb2_grpc
 from vcpo_learner.ledger.admission import WorkRequest
 from vcpo_learner.ledger.dispatcher import Dispatcher
 from vcpo_learner.ledger.lease import Lease, Purpose, SubmitOutcome
+from vcpo_learner.ledger.ledger import TrajectoryLedger
 from vcpo_learner.ledger.worker_registry import WorkerRegistry
 from vcpo_learner.services.bounds import ResponseBounds
 from vcpo_learner.weights.store import PolicyStore
@@ -117,7 +118,10 @@ class WorkService(work_pb2_grpc.WorkServiceServicer):
             request.worker_id, request.lease_id, trajectories, request
         )
         await self._dispatcher.ledger.wait_until_kept()
-        return work_pb2.SubmitResponse(outcomes=[_OUTCOMES[outcome] for outcome in outcomes])
+        return work_pb2.SubmitResponse(
+            outcomes=[_OUTCOMES[outcome] for outcome in outcomes],
+            preempted_lease_ids=self._dispatcher.ledger.preempted_leases(request.worker_id),
+        )
 
     async def Release(  # noqa: N802 - named by the contract
         self, request: work_pb2.ReleaseRequest, context: Any
@@ -129,17 +133,6 @@ class WorkService(work_pb2_grpc.WorkServiceServicer):
         if partials:
             await self._dispatcher.ledger.wait_until_kept()
         return work_pb2.ReleaseResponse(num_released=released)
-
-    async def Recall(  # noqa: N802 - named by the contract
-        self, request: work_pb2.RecallRequest, context: Any
-    ) -> work_pb2.RecallResponse:
-        """Return a worker's preempted leases; wait for one that it does not know."""
-        check_id("worker_id", request.worker_id)
-        wait_s = check_wait("wait_seconds", request.wait_seconds)
-        lease_ids = await self._dispatcher.wait_for_preemptions(
-            request.worker_id, request.heard_lease_ids, wait_s=wait_s
-        )
-        return work_pb2.RecallResponse(lease_ids=lease_ids)
 
     def _partial_responses(self, request: work_pb2.ReleaseRequest) -> list[PartialResponse]:
         """Read and check the partial responses of a released lease.
@@ -189,11 +182,14 @@ def _lease_message(lease: Lease, spec: VCPORunSpec) -> work_pb2.Lease:
 
 
 class PolicyService(policy_pb2_grpc.PolicyServiceServicer):
-    """Describes the policy store's newest version, the same to every worker."""
+    """Describes the policy store's newest version, and names a worker's preempted leases."""
 
-    def __init__(self, store: PolicyStore, registry: WorkerRegistry) -> None:
+    def __init__(
+        self, store: PolicyStore, registry: WorkerRegistry, ledger: TrajectoryLedger
+    ) -> None:
         self._store = store
         self._registry = registry
+        self._ledger = ledger
 
     async def GetManifest(  # noqa: N802 - named by the contract
         self, request: policy_pb2.GetManifestRequest, context: Any
@@ -207,4 +203,8 @@ class PolicyService(policy_pb2_grpc.PolicyServiceServicer):
             held_version=request.held_policy_version if holds_one else None,
             wait_s=check_wait("wait_seconds", request.wait_seconds),
         )
-        return policy.manifest
+        if not (preempted := self._ledger.preempted_leases(request.worker_id)):
+            return policy.manifest  # the same to every worker
+        manifest = policy_pb2.PolicyManifest(preempted_lease_ids=preempted)
+        manifest.MergeFrom(policy.manifest)
+        return manifest

@@ -18,7 +18,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 
 from vcpo.service.logs import log_fields
@@ -38,7 +38,6 @@ from vcpo_rollout.weights.receiver import WeightReceiver
 
 _LOGGER = logging.getLogger(__name__)
 _LEASE_WAIT_S = 5.0
-_PREEMPTION_WAIT_S = 20.0
 _FIRST_FAILURE_PAUSE_S = 0.02
 _LONGEST_FAILURE_PAUSE_S = 5.0
 _RELEASE_S = 10.0
@@ -68,16 +67,12 @@ class Worker:
     drain_s: float
     """How long running leases may take to finish after a shutdown is requested; then the worker
     interrupts and releases them."""
-    follows_preemption: bool = False
-    """Whether the learner may preempt leases; it does in runs that sample more than they need."""
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     """Waits for a number of seconds, on the clock by which leases are interrupted."""
     _slots: dict[asyncio.Task[None], int] = field(default_factory=dict, init=False)
     """Slots that each running lease takes, by its task."""
     _interrupts: dict[str, asyncio.Event] = field(default_factory=dict, init=False)
     """Events of the running leases, set once a lease must be interrupted and released."""
-    _preempted: frozenset[str] = field(default=frozenset(), init=False)
-    """Leases that the learner preempts; an id may arrive before its lease does."""
     _shutdown: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     _failures: FailureCounts = field(default_factory=FailureCounts, init=False)
     _is_failing: bool = field(default=False, init=False)
@@ -86,6 +81,7 @@ class Worker:
     _responses: ResponseGenerator = field(init=False)
 
     def __post_init__(self) -> None:
+        self.learner.on_preempted = self._interrupt
         self._threads = EnvironmentThreads(
             self.max_concurrent_sequences,
             gauges=self.gauges,
@@ -116,19 +112,16 @@ class Worker:
         receiving = asyncio.create_task(self.receiver.run())
         leasing = asyncio.create_task(self._lease_until_done())
         stopping = asyncio.create_task(self._shutdown.wait())
-        preempting = asyncio.create_task(self._follow_preemption())
-        needed = {receiving, preempting} if self.follows_preemption else {receiving}
         try:
-            await asyncio.wait({leasing, stopping, *needed}, return_when=asyncio.FIRST_COMPLETED)
-            for ended in needed:
-                if ended.done():
-                    ended.result()
+            await asyncio.wait({leasing, stopping, receiving}, return_when=asyncio.FIRST_COMPLETED)
+            if receiving.done():
+                receiving.result()
             phase = leasing.result() if leasing.done() else RunPhase.RUNNING
             if phase is not RunPhase.COMPLETE:
                 leasing.cancel()
                 await self._drain()
         finally:
-            tasks = (receiving, leasing, stopping, preempting, *self._slots)
+            tasks = (receiving, leasing, stopping, *self._slots)
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)
@@ -171,13 +164,10 @@ class Worker:
                         await receiver.wait_for_other(held)
             self.gauges.add_lease_wait(time.monotonic() - asked_s)
 
-    async def _follow_preemption(self) -> None:
-        """Interrupt the leases that the learner preempts."""
-        while self.follows_preemption:
-            self._preempted = await self.learner.preempted_leases(
-                self._preempted, wait_s=_PREEMPTION_WAIT_S
-            )
-            for lease_id in self._preempted & self._interrupts.keys():
+    def _interrupt(self, lease_ids: Collection[str]) -> None:
+        """Interrupt leases that the learner preempts; it names one again until it has ended."""
+        for lease_id in lease_ids:
+            if lease_id in self._interrupts:
                 self._interrupts[lease_id].set()
 
     @property
@@ -186,8 +176,6 @@ class Worker:
 
     def _start(self, lease: work_pb2.Lease) -> None:
         interrupt = self._interrupts[lease.lease_id] = asyncio.Event()
-        if lease.lease_id in self._preempted:
-            interrupt.set()
         with log_fields(lease=lease.lease_id):
             task = asyncio.create_task(self._complete(lease, interrupt))
             task.add_done_callback(lambda task: self._end(task, lease.lease_id))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -81,6 +81,8 @@ class LearnerClient:
         self._worker_id = worker_id
         self._process_id = secrets.token_hex(16)
         self._rollout_group = rollout_group
+        self.on_preempted: Callable[[Collection[str]], None] = lambda _: None
+        """Is told the leases that the learner preempts, each time it names some."""
         self._work = work_pb2_grpc.WorkServiceStub(channel)
         self._policy = policy_pb2_grpc.PolicyServiceStub(channel)
 
@@ -170,21 +172,6 @@ class LearnerClient:
         except grpc.aio.AioRpcError as error:
             _LOGGER.warning("%s was not released and will expire: %s", lease_id, error.details())
 
-    async def preempted_leases(
-        self, known_lease_ids: Collection[str], *, wait_s: float
-    ) -> frozenset[str]:
-        """Return the leases that the learner preempts; the worker must release them.
-
-        The learner waits up to `wait_s` for one that is not among `known_lease_ids`.
-        """
-        request = work_pb2.RecallRequest(
-            worker_id=self._worker_id, heard_lease_ids=known_lease_ids, wait_seconds=wait_s
-        )
-        response = await self._retries.run(
-            "Recall", lambda: self._work.Recall(request, timeout=CALL_TIMEOUT_S + wait_s)
-        )
-        return frozenset(response.lease_ids)
-
     async def release_all(self) -> None:
         """Release every lease of this worker, without a retry: leases that stay will expire."""
         request = work_pb2.ReleaseRequest(worker_id=self._worker_id)
@@ -204,15 +191,17 @@ class LearnerClient:
             held_incarnation=held.incarnation if held else "",
             wait_seconds=wait_s,
         )
-        return await self._retries.run(
+        manifest = await self._retries.run(
             "GetManifest",
             lambda: self._policy.GetManifest(request, timeout=CALL_TIMEOUT_S + wait_s),
             also={grpc.StatusCode.NOT_FOUND},
         )
+        self.on_preempted(manifest.preempted_lease_ids)
+        return manifest
 
     async def _submit(self, request: work_pb2.SubmitRequest) -> work_pb2.SubmitResponse:
         try:
-            return await self._retries.run(
+            response = await self._retries.run(
                 "Submit",
                 lambda: self._work.Submit(request, timeout=CALL_TIMEOUT_S),
             )
@@ -220,6 +209,8 @@ class LearnerClient:
             if error.code() is grpc.StatusCode.INVALID_ARGUMENT:
                 raise SubmissionRefusedError(error.details()) from error
             raise
+        self.on_preempted(response.preempted_lease_ids)
+        return response
 
 
 def _longest(

@@ -34,7 +34,7 @@ METHODS = {
     for service in file.DESCRIPTOR.services_by_name.values()
     for method in service.methods
 }
-WORK = {f"/vcpo.wire.v1.WorkService/{name}" for name in ("Lease", "Submit", "Release", "Recall")}
+WORK = {f"/vcpo.wire.v1.WorkService/{name}" for name in ("Lease", "Submit", "Release")}
 POLICY = {f"/vcpo.wire.v1.PolicyService/{name}" for name in ("GetManifest",)}
 CONTROL = {
     f"/vcpo.wire.v1.ControlService/{name}"

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19vcpo/wire/v1/policy.proto\x12\x0cvcpo.wire.v1\"\x91\x01\n\x12GetManifestRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12 \n\x13held_policy_version\x18\x02 \x01(\x04H\x00\x88\x01\x01\x12\x14\n\x0cwait_seconds\x18\x03 \x01(\x01\x12\x18\n\x10held_incarnation\x18\x04 \x01(\tB\x16\n\x14_held_policy_version\"\xa6\x02\n\x0ePolicyManifest\x12\x16\n\x0epolicy_version\x18\x01 \x01(\x04\x12\x13\n\x0btotal_bytes\x18\x02 \x01(\x04\x12*\n\x07tensors\x18\x03 \x03(\x0b\x32\x19.vcpo.wire.v1.TensorEntry\x12\x13\n\x0bincarnation\x18\x04 \x01(\t\x12(\n\x06\x64\x65ltas\x18\x05 \x03(\x0b\x32\x18.vcpo.wire.v1.DeltaEntry\x12\x18\n\x10\x66ull_set_version\x18\x06 \x01(\x04\x12\x0e\n\x06\x66older\x18\x07 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x08 \x01(\t\x12\r\n\x05shard\x18\n \x01(\r\x12\x32\n\x0cother_shards\x18\x0b \x03(\x0b\x32\x1c.vcpo.wire.v1.PolicyManifest\"Z\n\x0bTensorEntry\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\r\n\x05shape\x18\x03 \x03(\x04\x12\x0c\n\x04xxh3\x18\x04 \x01(\x06\x12\x11\n\tfirst_row\x18\x05 \x01(\x04\"V\n\nDeltaEntry\x12\x1b\n\x13\x62\x61se_policy_version\x18\x01 \x01(\x04\x12\x16\n\x0epolicy_version\x18\x02 \x01(\x04\x12\x13\n\x0btotal_bytes\x18\x03 \x01(\x04\x32^\n\rPolicyService\x12M\n\x0bGetManifest\x12 .vcpo.wire.v1.GetManifestRequest\x1a\x1c.vcpo.wire.v1.PolicyManifestb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19vcpo/wire/v1/policy.proto\x12\x0cvcpo.wire.v1\"\x91\x01\n\x12GetManifestRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12 \n\x13held_policy_version\x18\x02 \x01(\x04H\x00\x88\x01\x01\x12\x14\n\x0cwait_seconds\x18\x03 \x01(\x01\x12\x18\n\x10held_incarnation\x18\x04 \x01(\tB\x16\n\x14_held_policy_version\"\xc3\x02\n\x0ePolicyManifest\x12\x16\n\x0epolicy_version\x18\x01 \x01(\x04\x12\x13\n\x0btotal_bytes\x18\x02 \x01(\x04\x12*\n\x07tensors\x18\x03 \x03(\x0b\x32\x19.vcpo.wire.v1.TensorEntry\x12\x13\n\x0bincarnation\x18\x04 \x01(\t\x12(\n\x06\x64\x65ltas\x18\x05 \x03(\x0b\x32\x18.vcpo.wire.v1.DeltaEntry\x12\x18\n\x10\x66ull_set_version\x18\x06 \x01(\x04\x12\x0e\n\x06\x66older\x18\x07 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x08 \x01(\t\x12\r\n\x05shard\x18\n \x01(\r\x12\x32\n\x0cother_shards\x18\x0b \x03(\x0b\x32\x1c.vcpo.wire.v1.PolicyManifest\x12\x1b\n\x13preempted_lease_ids\x18\x0c \x03(\t\"Z\n\x0bTensorEntry\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\r\n\x05shape\x18\x03 \x03(\x04\x12\x0c\n\x04xxh3\x18\x04 \x01(\x06\x12\x11\n\tfirst_row\x18\x05 \x01(\x04\"V\n\nDeltaEntry\x12\x1b\n\x13\x62\x61se_policy_version\x18\x01 \x01(\x04\x12\x16\n\x0epolicy_version\x18\x02 \x01(\x04\x12\x13\n\x0btotal_bytes\x18\x03 \x01(\x04\x32^\n\rPolicyService\x12M\n\x0bGetManifest\x12 .vcpo.wire.v1.GetManifestRequest\x1a\x1c.vcpo.wire.v1.PolicyManifestb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,11 +34,11 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETMANIFESTREQUEST']._serialized_start=44
   _globals['_GETMANIFESTREQUEST']._serialized_end=189
   _globals['_POLICYMANIFEST']._serialized_start=192
-  _globals['_POLICYMANIFEST']._serialized_end=486
-  _globals['_TENSORENTRY']._serialized_start=488
-  _globals['_TENSORENTRY']._serialized_end=578
-  _globals['_DELTAENTRY']._serialized_start=580
-  _globals['_DELTAENTRY']._serialized_end=666
-  _globals['_POLICYSERVICE']._serialized_start=668
-  _globals['_POLICYSERVICE']._serialized_end=762
+  _globals['_POLICYMANIFEST']._serialized_end=515
+  _globals['_TENSORENTRY']._serialized_start=517
+  _globals['_TENSORENTRY']._serialized_end=607
+  _globals['_DELTAENTRY']._serialized_start=609
+  _globals['_DELTAENTRY']._serialized_end=695
+  _globals['_POLICYSERVICE']._serialized_start=697
+  _globals['_POLICYSERVICE']._serialized_end=791
 # @@protoc_insertion_point(module_scope)

@@ -67,6 +67,7 @@ class PolicyManifest(_message.Message):
     ADDRESS_FIELD_NUMBER: _builtins.int
     SHARD_FIELD_NUMBER: _builtins.int
     OTHER_SHARDS_FIELD_NUMBER: _builtins.int
+    PREEMPTED_LEASE_IDS_FIELD_NUMBER: _builtins.int
     policy_version: _builtins.int
     total_bytes: _builtins.int
     """Size of the full set, one safetensors file, in bytes."""
@@ -96,6 +97,10 @@ class PolicyManifest(_message.Message):
     def other_shards(self) -> _containers.RepeatedCompositeFieldContainer[Global___PolicyManifest]:
         """Manifests of shards 1, 2 and so on of the same version; in the manifest of shard 0 only."""
 
+    @_builtins.property
+    def preempted_lease_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Open leases of the caller that are preempted, as in SubmitResponse."""
+
     def __init__(
         self,
         *,
@@ -109,10 +114,11 @@ class PolicyManifest(_message.Message):
         address: _builtins.str = ...,
         shard: _builtins.int = ...,
         other_shards: _abc.Iterable[Global___PolicyManifest] | None = ...,
+        preempted_lease_ids: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "deltas", b"deltas", "folder", b"folder", "full_set_version", b"full_set_version", "incarnation", b"incarnation", "other_shards", b"other_shards", "policy_version", b"policy_version", "shard", b"shard", "tensors", b"tensors", "total_bytes", b"total_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "deltas", b"deltas", "folder", b"folder", "full_set_version", b"full_set_version", "incarnation", b"incarnation", "other_shards", b"other_shards", "policy_version", b"policy_version", "preempted_lease_ids", b"preempted_lease_ids", "shard", b"shard", "tensors", b"tensors", "total_bytes", b"total_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -690,18 +690,26 @@ class SubmitResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     OUTCOMES_FIELD_NUMBER: _builtins.int
+    PREEMPTED_LEASE_IDS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def outcomes(self) -> _containers.RepeatedScalarFieldContainer[Global___SubmitOutcome.ValueType]:
         """One outcome per trajectory of the request, in the same order."""
+
+    @_builtins.property
+    def preempted_lease_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Open leases of the worker that are preempted: it interrupts them and releases them with their
+        partial responses.
+        """
 
     def __init__(
         self,
         *,
         outcomes: _abc.Iterable[Global___SubmitOutcome.ValueType] | None = ...,
+        preempted_lease_ids: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["outcomes", b"outcomes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["outcomes", b"outcomes", "preempted_lease_ids", b"preempted_lease_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -757,54 +765,3 @@ class ReleaseResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ReleaseResponse: _TypeAlias = ReleaseResponse  # noqa: Y015
-
-@_typing.final
-class RecallRequest(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    WORKER_ID_FIELD_NUMBER: _builtins.int
-    HEARD_LEASE_IDS_FIELD_NUMBER: _builtins.int
-    WAIT_SECONDS_FIELD_NUMBER: _builtins.int
-    worker_id: _builtins.str
-    wait_seconds: _builtins.float
-    """How long the server may hold the call open, in seconds, 0 to 30."""
-    @_builtins.property
-    def heard_lease_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Preempted leases that earlier responses named."""
-
-    def __init__(
-        self,
-        *,
-        worker_id: _builtins.str = ...,
-        heard_lease_ids: _abc.Iterable[_builtins.str] | None = ...,
-        wait_seconds: _builtins.float = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["heard_lease_ids", b"heard_lease_ids", "wait_seconds", b"wait_seconds", "worker_id", b"worker_id"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___RecallRequest: _TypeAlias = RecallRequest  # noqa: Y015
-
-@_typing.final
-class RecallResponse(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    LEASE_IDS_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def lease_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """All open leases of the worker that are preempted."""
-
-    def __init__(
-        self,
-        *,
-        lease_ids: _abc.Iterable[_builtins.str] | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_ids", b"lease_ids"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___RecallResponse: _TypeAlias = RecallResponse  # noqa: Y015

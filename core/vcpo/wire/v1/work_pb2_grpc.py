@@ -59,11 +59,6 @@ class WorkServiceStub:
                 request_serializer=vcpo_dot_wire_dot_v1_dot_work__pb2.ReleaseRequest.SerializeToString,
                 response_deserializer=vcpo_dot_wire_dot_v1_dot_work__pb2.ReleaseResponse.FromString,
                 _registered_method=True)
-        self.Recall = channel.unary_unary(
-                '/vcpo.wire.v1.WorkService/Recall',
-                request_serializer=vcpo_dot_wire_dot_v1_dot_work__pb2.RecallRequest.SerializeToString,
-                response_deserializer=vcpo_dot_wire_dot_v1_dot_work__pb2.RecallResponse.FromString,
-                _registered_method=True)
 
 
 class WorkServiceServicer:
@@ -101,15 +96,6 @@ class WorkServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Recall(self, request, context):
-        """Returns the worker's leases that are preempted: the worker interrupts them and releases them
-        with their partial responses. Waits up to wait_seconds for a lease not listed in
-        heard_lease_ids. An empty list is a normal response.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
 
 def add_WorkServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -127,11 +113,6 @@ def add_WorkServiceServicer_to_server(servicer, server):
                     servicer.Release,
                     request_deserializer=vcpo_dot_wire_dot_v1_dot_work__pb2.ReleaseRequest.FromString,
                     response_serializer=vcpo_dot_wire_dot_v1_dot_work__pb2.ReleaseResponse.SerializeToString,
-            ),
-            'Recall': grpc.unary_unary_rpc_method_handler(
-                    servicer.Recall,
-                    request_deserializer=vcpo_dot_wire_dot_v1_dot_work__pb2.RecallRequest.FromString,
-                    response_serializer=vcpo_dot_wire_dot_v1_dot_work__pb2.RecallResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -225,33 +206,6 @@ class WorkService:
             '/vcpo.wire.v1.WorkService/Release',
             vcpo_dot_wire_dot_v1_dot_work__pb2.ReleaseRequest.SerializeToString,
             vcpo_dot_wire_dot_v1_dot_work__pb2.ReleaseResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Recall(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/vcpo.wire.v1.WorkService/Recall',
-            vcpo_dot_wire_dot_v1_dot_work__pb2.RecallRequest.SerializeToString,
-            vcpo_dot_wire_dot_v1_dot_work__pb2.RecallResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -51,11 +51,6 @@ class WorkServiceStub:
     """Ends leases without trajectories. Their prompts are requeued at once, with the partial
     responses in the request.
     """
-    Recall: _grpc.UnaryUnaryMultiCallable[_work_pb2.RecallRequest, _work_pb2.RecallResponse]
-    """Returns the worker's leases that are preempted: the worker interrupts them and releases them
-    with their partial responses. Waits up to wait_seconds for a lease not listed in
-    heard_lease_ids. An empty list is a normal response.
-    """
 
 @_typing.type_check_only
 class WorkServiceAsyncStub(WorkServiceStub):
@@ -79,11 +74,6 @@ class WorkServiceAsyncStub(WorkServiceStub):
     Release: _aio.UnaryUnaryMultiCallable[_work_pb2.ReleaseRequest, _work_pb2.ReleaseResponse]  # type: ignore[assignment]
     """Ends leases without trajectories. Their prompts are requeued at once, with the partial
     responses in the request.
-    """
-    Recall: _aio.UnaryUnaryMultiCallable[_work_pb2.RecallRequest, _work_pb2.RecallResponse]  # type: ignore[assignment]
-    """Returns the worker's leases that are preempted: the worker interrupts them and releases them
-    with their partial responses. Waits up to wait_seconds for a lease not listed in
-    heard_lease_ids. An empty list is a normal response.
     """
 
 class WorkServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -123,17 +113,6 @@ class WorkServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_work_pb2.ReleaseResponse, _abc.Awaitable[_work_pb2.ReleaseResponse]]:
         """Ends leases without trajectories. Their prompts are requeued at once, with the partial
         responses in the request.
-        """
-
-    @_abc_1.abstractmethod
-    def Recall(
-        self,
-        request: _work_pb2.RecallRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_work_pb2.RecallResponse, _abc.Awaitable[_work_pb2.RecallResponse]]:
-        """Returns the worker's leases that are preempted: the worker interrupts them and releases them
-        with their partial responses. Waits up to wait_seconds for a lease not listed in
-        heard_lease_ids. An empty list is a normal response.
         """
 
 def add_WorkServiceServicer_to_server(servicer: WorkServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -1,12 +1,9 @@
 """With over-provisioning the first responses are used; the others are interrupted and kept."""
 
-import asyncio
-
 from tests.fixtures.learner.dispatcher import (
     dispatcher_fixture,
     make_partial_response,
     make_trajectories,
-    settle,
     work_request,
 )
 
@@ -66,26 +63,6 @@ async def test_an_interrupted_response_is_resumed_after_the_step():
     assert all(lease.partial_responses == () for lease in fresh)
     # 6 accepted of 12: 6 and 4 more may be in flight, and 4 were.
     assert len(fresh) == 2
-
-
-async def test_a_worker_receives_each_preemption_once_while_it_waits():
-    fixture = dispatcher_fixture(**SECTIONS)
-    leases = await take_leases(fixture)
-    asked = asyncio.create_task(
-        fixture.dispatcher.wait_for_preemptions("w", frozenset(), wait_s=30)
-    )
-    await settle()
-    assert not asked.done()
-    submit(fixture, leases[:3])
-    await fixture.dispatcher.next_batch()
-    known = await asked
-    assert known == [leases[5].lease_id]
-    again = asyncio.create_task(fixture.dispatcher.wait_for_preemptions("w", known, wait_s=30))
-    await settle()
-    assert not again.done()
-    fixture.clock.advance(30)
-    fixture.dispatcher.notify()
-    assert await again == known
 
 
 async def test_a_complete_group_whose_turn_comes_too_late_takes_no_place_of_others():

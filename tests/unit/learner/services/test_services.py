@@ -71,6 +71,23 @@ async def test_a_lease_says_what_to_sample_and_how(fixture):
     assert (lease.sampling.temperature, lease.sampling.max_new_tokens) == (1.0, 1024)
 
 
+async def test_preempted_leases_are_named_with_each_submission_and_with_the_version(fixture):
+    stub = work_pb2_grpc.WorkServiceStub(fixture.channel)
+    kept, other = (await stub.Lease(lease_request(max_trajectories=4), timeout=5)).leases
+    fixture.ledger.preempt(2)
+    (preempted,) = fixture.ledger.preempted_leases("w")
+    submitted = kept.lease_id if preempted == other.lease_id else other.lease_id
+    trajectory = trajectory_to_message(make_trajectory(submitted, 0))
+    request = work_pb2.SubmitRequest(worker_id="w", lease_id=submitted, trajectories=[trajectory])
+    assert (await stub.Submit(request, timeout=5)).preempted_lease_ids == [preempted]
+    policies = policy_pb2_grpc.PolicyServiceStub(fixture.channel)
+    for worker_id, named in (("w", [preempted]), ("another", [])):
+        manifest = await policies.GetManifest(
+            policy_pb2.GetManifestRequest(worker_id=worker_id), timeout=5
+        )
+        assert manifest.preempted_lease_ids == named
+
+
 async def test_a_reply_without_leases_says_when_to_ask_again(fixture):
     stub = work_pb2_grpc.WorkServiceStub(fixture.channel)
     response = await stub.Lease(lease_request(max_trajectories=1), timeout=5)
