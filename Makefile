@@ -90,6 +90,7 @@ style:
 	@$(BIN)/python scripts/generate_stubs.py --check
 	@$(BIN)/python scripts/render_manifests.py --check
 	@$(BIN)/python -m scripts.render_dashboards --check
+	@$(BIN)/python -m tools.size --check
 	@$(BIN)/python -m scripts.supply.locks --check
 	@$(BIN)/python -m scripts.supply.licenses --check
 	@$(BIN)/python -m scripts.supply.base_images --check

@@ -1,29 +1,9 @@
 """How `tools.size` counts."""
 
-from __future__ import annotations
-
 import pytest
 
-from tools.size import code_lines, files_below
+from tools.size import files_below, num_long_functions
 
-MODULE = '''"""A module.
-
-Two lines.
-"""
-
-import os  # why
-
-# A comment.
-
-
-class Record:
-    """A record."""
-
-    field: str = (
-        "a"
-    )
-    """The field."""
-'''
 PAGE = """
 # Page
 ## The way
@@ -34,11 +14,13 @@ PAGE = """
 """
 
 
-def test_lines_of_code_are_those_without_blanks_comments_and_docstrings():
-    assert code_lines(MODULE) == {6, 11, 14, 15, 16}
-
-
 def test_a_way_has_the_python_files_of_its_list_each_once():
     assert files_below(PAGE, "## The way") == {"../core/a.py", "../core/b.py"}
     with pytest.raises(ValueError, match="no heading '## Another'"):
         files_below(PAGE, "## Another")
+
+
+@pytest.mark.parametrize(("lines", "number"), [(70, 0), (71, 1)])
+def test_a_function_may_have_70_lines(lines, number):
+    body = "    pass\n" * (lines - 1)
+    assert num_long_functions(f"def long():\n{body}") == number
