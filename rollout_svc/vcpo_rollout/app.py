@@ -85,10 +85,7 @@ class _Setting:
 
     @classmethod
     def read(cls, options: Options) -> Self:
-        """Read the run file and the keys, make the environment, and serve the metrics.
-
-        Raises: StartError when the user must correct something.
-        """
+        """Read the run file and the keys, make the environment, and serve the metrics."""
         with start_errors():
             run = load_run(options.run_file)
             logs.identify_process(run=run.metadata.name)
@@ -205,11 +202,7 @@ def _worker(setting: _Setting, loaded: Sampler) -> Worker:
 
 
 def load_sampler(run: VCPORun, group: RolloutGroup, *, seed: int) -> Sampler:
-    """Load the postprocessing of weights, the engine and the codec; it takes seconds.
-
-    Raises:
-        ValueError, OSError: when the user must correct something.
-    """
+    """Load the postprocessing of weights, the engine and the codec; it takes seconds."""
     spec = run.spec
     # The model may have to be fetched; its weights are needed only beside adapters.
     name = local_model(spec.model.name, with_weights=spec.model.lora is not None)
@@ -251,11 +244,7 @@ async def _end_with_authority(certificates: CertificateFolder, worker: Worker) -
 
 
 def rollout_group(run: VCPORun, name: str) -> RolloutGroup:
-    """Return the rollout group of a run by its name.
-
-    Raises:
-        ValueError: naming the run's groups, when the name is none of them.
-    """
+    """Return the rollout group of a run by its name."""
     groups = {group.name: group for group in run.spec.rollouts}
     if name not in groups:
         known = ", ".join(groups)

@@ -124,11 +124,7 @@ def _try_engines(run: VCPORun) -> None:
 
 
 def _try_model(run: VCPORun) -> None:
-    """Open the tokenizer and each file of weights, with the libraries that load them.
-
-    Raises:
-        StartError: with the field, if one is missing or cannot be read.
-    """
+    """Open the tokenizer and each file of weights, with the libraries that load them."""
     from safetensors import safe_open
     from tokenizers import Tokenizer
 
@@ -315,11 +311,7 @@ def _is_unanswered(error: BaseException | None) -> bool:
 async def try_run(
     run: VCPORun, num_prompts: int, messages: TextIO, *, shows_tokens: bool = False
 ) -> None:
-    """Sample and judge responses to the first prompts of a run; write each group when it is there.
-
-    Raises:
-        StartError: when the user must correct something.
-    """
+    """Sample and judge responses to the first prompts of a run; write each group at once."""
     from vcpo_rollout.app import load_sampler
     from vcpo_rollout.engines.engine import EngineError
     from vcpo_rollout.generation.responses import ResponseGenerator

@@ -35,10 +35,6 @@ class PromptCodec:
     template_arguments: Arguments of the chat template, beside the messages.
     plain_control_tokens: Whether what spells a control token becomes one in the plain format.
     today: What a template takes for today's date as long as this codec lives; None: now's, in UTC.
-
-    Raises:
-        ValueError: naming the field, when the run needs a chat template and there is none, and
-            for an argument that the template does not read.
     """
 
     def __init__(
@@ -79,8 +75,6 @@ class PromptCodec:
 
         max_tokens: The longest text loses its beginning until the prompt has no more of them, and
             what the template writes stays. A prompt of which that would leave too much stays whole.
-
-        Raises: jinja2.TemplateError when the chat template refuses the messages.
         """
         messages = self._shown_messages(prompt)
         token_ids = self._encode_messages(messages)
@@ -105,8 +99,6 @@ class PromptCodec:
 
         In the chat format the template writes them after a response: its end token, a user message,
         and the cue for the next turn. The end token is left out if the model sampled one itself.
-
-        Raises: ValueError when the template changes the text of responses.
         """
         if not self._chat:
             return self._plain_token_ids(text)

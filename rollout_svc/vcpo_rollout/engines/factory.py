@@ -51,11 +51,7 @@ class WeightPlan:
 
 
 def plan_weights(spec: VCPORunSpec, group: RolloutGroup) -> WeightPlan:
-    """Decide what becomes of versions on this machine; log each decision and its reason.
-
-    Raises:
-        ValueError: as `find_engine`, when the group asks for vLLM.
-    """
+    """Decide what becomes of versions on this machine; log each decision and its reason."""
     lora = spec.model.lora
     quantizes = group.quantization is not Quantization.NONE
     device = None
@@ -88,9 +84,6 @@ def load_engine(
 
     seed: seeds the sampling; every worker has its own.
     today: day on which the run began, for templates that write a date.
-
-    Raises:
-        ValueError: when the model does not exist, or the engine cannot run it on this machine.
     """
     engine_class = find_engine(spec, group)
     name, revision = spec.model.name, spec.model.revision
@@ -154,11 +147,7 @@ def _lacking(loaded: object) -> list[str]:
 
 
 def find_engine(spec: VCPORunSpec, group: RolloutGroup) -> EngineClass:
-    """Import the class of a group's engine, and check its methods and its arguments' names.
-
-    Raises:
-        ValueError: naming the field, the value and the cure.
-    """
+    """Import the class of a group's engine, and check its methods and its arguments' names."""
     field, name = _field(spec, group), group.engine_name
     cure = beside_or_in("rollout")
     if name == EngineName.VLLM:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Self
 
 from transformers import PreTrainedModel
 
 from vcpo.service.vocabulary import num_tokens
-from vcpo.wire.trajectory import PartialResponse
 from vcpo_rollout.engines.engine import (
     GenerationRequest,
     InvalidRequestError,
@@ -52,29 +50,10 @@ class RequestLimits:
                 f"prompt_token_ids: {min(prompt)} to {max(prompt)} are not all tokens of the model "
                 f"(0 to {self.vocabulary_size - 1}); use the model's own tokenizer"
             )
-        if not (math.isfinite(request.temperature) and request.temperature > 0):
-            raise InvalidRequestError(f"temperature: {request.temperature} is not a number above 0")
-        if request.max_new_tokens < 1:
-            raise InvalidRequestError(f"max_new_tokens: {request.max_new_tokens} is below 1")
-        if request.partial_response is not None:
-            self._check_partial_response(request.partial_response, request.max_new_tokens)
         num_tokens = len(prompt) + request.max_new_tokens
         if self.context_tokens is not None and num_tokens > self.context_tokens:
             raise PromptTooLongError(
                 f"max_new_tokens: {request.max_new_tokens} after a prompt of {len(prompt)} exceeds "
                 f"the model's context of {self.context_tokens} tokens; "
                 "lower spec.sampling.maxNewTokens or shorten the prompts"
-            )
-
-    def _check_partial_response(self, partial: PartialResponse, max_new_tokens: int) -> None:
-        token_ids, num_tokens = partial.token_ids, len(partial.token_ids)
-        if not 1 <= num_tokens < max_new_tokens:
-            raise InvalidRequestError(
-                f"partial_response: has {num_tokens} tokens, and max_new_tokens is {max_new_tokens}"
-                "; a response can be resumed if it has at least one token and lacks at least one"
-            )
-        if min(token_ids) < 0 or max(token_ids) >= self.vocabulary_size:
-            raise InvalidRequestError(
-                f"partial_response: token ids {min(token_ids)} to {max(token_ids)} are outside the "
-                f"model's vocabulary (0 to {self.vocabulary_size - 1}); another model sampled it"
             )

@@ -58,9 +58,6 @@ def load_model_skeleton(
     revision: branch, tag or commit on the hub; None is the default branch.
     trust_remote_code: whether Python code of the model's repository may run.
     context_tokens: longest prompt and response of the run; None for the model's context.
-
-    Raises:
-        ValueError: naming the field, when there is no such model or it does not generate.
     """
     _check_config(name, revision, trust_remote_code=trust_remote_code)
     with _explain_errors(name):
@@ -88,11 +85,7 @@ def load_model_skeleton(
 def load_state(
     name: str, *, revision: str | None = None, trust_remote_code: bool = False
 ) -> dict[str, Tensor]:
-    """Return a model's parameters, in float32, and persistent buffers, each under its first name.
-
-    Raises:
-        ValueError: naming the field, when there is no such model or it does not generate.
-    """
+    """Return a model's float32 parameters and persistent buffers, each under its first name."""
     _check_config(name, revision, trust_remote_code=trust_remote_code)
     with _explain_errors(name):
         model = AutoModelForCausalLM.from_pretrained(
@@ -108,11 +101,7 @@ def load_state(
 def load_tokenizer(
     name: str, *, revision: str | None = None, trust_remote_code: bool = False
 ) -> PreTrainedTokenizerBase:
-    """Load a model's tokenizer.
-
-    Raises:
-        ValueError: naming the field, when it has none.
-    """
+    """Load a model's tokenizer."""
     with _explain_errors(name):
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             name, revision=revision, trust_remote_code=trust_remote_code
@@ -127,9 +116,6 @@ def load_end_token_ids(
 
     They are the tokenizer's end token and those of `generation_config.json`, where chat models name
     more than one.
-
-    Raises:
-        ValueError: naming `spec.model.name`, when the model has no end token.
     """
     try:
         configured = GenerationConfig.from_pretrained(
@@ -148,11 +134,7 @@ def load_end_token_ids(
 
 
 def place_model(model: PreTrainedModel, device: torch.device, dtype: torch.dtype) -> None:
-    """Move the model and cast its parameters; buffers such as rotary frequencies stay float32.
-
-    Raises:
-        ValueError: naming the field and the cure, if the device has no room.
-    """
+    """Move the model and cast its parameters; buffers such as rotary frequencies stay float32."""
     try:
         for buffer in model.buffers():
             buffer.data = buffer.data.to(device)

@@ -50,10 +50,7 @@ class Questions:
         self._order = lru_cache(maxsize=4)(self._shuffle)
 
     def at(self, split: Split, index: int) -> Prompt:
-        """Return item `index` (>= 0) of a split.
-
-        Raises: ValueError when the index is negative or the split has no item.
-        """
+        """Return item `index` (>= 0) of a split."""
         items = self._items[split]
         if not items:
             raise ValueError(
@@ -87,8 +84,6 @@ def load_questions(
     are in both. Otherwise a tenth is for evaluation, by a hash of the question, and one at least.
 
     make_prompt: makes an item from a row; None means that the row has no answer.
-
-    Raises: ValueError, naming the parameter, the row and the column, when something is missing.
     """
     source = data_set.hub_name if path is None else path
     splits = _read(data_set, path)

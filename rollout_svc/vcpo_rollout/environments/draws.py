@@ -46,8 +46,6 @@ def draw_item(
 
     propose: makes an item from a random generator; None is a failed attempt.
     key: identifies an item; two items with equal keys are the same.
-
-    Raises: ValueError when the index is negative, and when `max_proposals` proposals give no item.
     """
     if index < 0:
         raise ValueError(f"index: {index} is negative; prompts are numbered from 0")

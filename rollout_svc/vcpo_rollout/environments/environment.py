@@ -39,11 +39,7 @@ class Message(TypedDict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """What the model is asked, and what its environment needs to judge the response.
-
-    Raises: ValueError for a message with an unknown role or without text, and when the last message
-    is not from the user.
-    """
+    """What the model is asked, and what its environment needs to judge the response."""
 
     text: str = ""
     """The prompt without a chat template; by default the messages' contents, separated by empty
@@ -123,9 +119,6 @@ def make_environment(name: str, parameters: Mapping[str, object], seed: int) -> 
 
     name: a key of `BUILT_IN`, `package.module:Class` or `verifiers:PACKAGE`.
     parameters: the task's settings, as read from the run's YAML.
-
-    Raises: ValueError, naming the field, when the name leads to no environment, and when a
-    parameter is unknown, missing or refused by the task.
     """
     environment_class, arguments = find_environment(name, parameters)
     try:
@@ -145,8 +138,6 @@ def find_environment(
     """Find the class of an environment and check its parameters' names, without an instance.
 
     Returns: the class, and its arguments without the seed.
-
-    Raises: as `make_environment`.
     """
     library, _, package = name.partition(":")
     if library == "verifiers" and package:

@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, cast
+from typing import cast
 
 from vcpo.api.environments import OWN_REWARD
 from vcpo.api.workloads import Environment as EnvironmentSettings
@@ -25,15 +25,9 @@ from vcpo_rollout.environments.environment import (
 )
 from vcpo_rollout.generation.environment_pool import check_judgement
 
-_GIVEN: Final = ("prompt", "response")
-"""Arguments that each function gets."""
-
 
 def make_task(settings: EnvironmentSettings, seed: int) -> Environment:
-    """Make a run's environment; its reward functions judge if it has any.
-
-    Raises: ValueError, naming the field, as `make_environment`, and when a reward cannot be used.
-    """
+    """Make a run's environment; its reward functions judge if it has any."""
     environment = make_environment(settings.name, settings.parameters, seed)
     if not settings.rewards:
         return environment
@@ -97,51 +91,20 @@ def _judges(environment: Environment, rewards: Sequence[Reward]) -> Iterator[_Ju
 
 
 def _found(reward: Reward, field: str) -> tuple[Callable[..., object], Callable[..., object]]:
-    """Return a function with its parameters bound, and the function itself.
-
-    What is named is checked before any call, as a class of an environment is.
-    """
+    """Return a function with its parameters bound, and the function itself."""
     name, parameters = reward.name, reward.parameters
     found = import_named(name, field=f"{field}.name", cure=beside_or_in("rollout"))
+    if not callable(found) or (inspect.isclass(found) and not issubclass(found, Callable)):  # type: ignore[arg-type]
+        raise ValueError(
+            f"{field}.name: {name!r} is neither a function nor a class with `__call__`; name one"
+            " such as `def judge(prompt, response)`"
+        )
     if not inspect.isclass(found):
-        _require_call(found, (*_GIVEN, *parameters), field=f"{field}.name", name=name)
         return partial(found, **parameters), found
-    if not issubclass(found, Callable):  # type: ignore[arg-type]
-        raise ValueError(  # noqa: TRY004 - a user wrote it
-            f"{field}.name: {name!r} is a class without `def __call__(self, prompt, response)`;"
-            " give it one, or name a function"
-        )
-    judge: Callable[..., object] = found.__call__
-    _require_call(judge, ("self", *_GIVEN), field=f"{field}.name", name=name)
-    _require_call(found, tuple(parameters), field=f"{field}.parameters", name=name)
     try:
-        instance = cast("Callable[..., object]", found(**parameters))
+        return cast("Callable[..., object]", found(**parameters)), found.__call__
     except Exception as error:  # user code may raise anything
-        text = str(error)
-        own = "environment.parameters"
         raise ValueError(
-            f"{field}.parameters{text.removeprefix(own)}"
-            if isinstance(error, ValueError) and text.startswith(own)
-            else f"{field}.parameters: {name!r} cannot be made with {dict(parameters)!r}"
+            f"{field}.parameters: {name!r} cannot be made with {dict(parameters)!r}"
             f" ({type(error).__name__}: {error}); correct the parameters or the class"
-        ) from error
-    return instance, judge
-
-
-def _require_call(found: Any, arguments: Sequence[str], *, field: str, name: str) -> None:
-    """Check that what a run names can be called with these arguments, by name."""
-    wanted = f"def {name.rpartition(':')[2]}(prompt, response)"
-    if not callable(found):
-        raise ValueError(  # noqa: TRY004 - a user wrote it
-            f"{field}: {name!r} is no function but {type(found).__name__};"
-            f" name a function such as `{wanted}`"
-        )
-    signature = inspect.signature(found)
-    try:
-        signature.bind(**dict.fromkeys(arguments))
-    except TypeError as error:
-        raise ValueError(
-            f"{field}: {name!r} takes {', '.join(signature.parameters) or 'no argument'}, and gets"
-            f" {', '.join(arguments) or 'none'} ({error}); write it as `{wanted}`, and give its"
-            " further arguments as `parameters`"
         ) from error

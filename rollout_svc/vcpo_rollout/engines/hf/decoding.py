@@ -199,9 +199,6 @@ class DecodeBatch:
         """Copy new weights into the model; all sequences continue with them.
 
         weights: the result of `stage_weights` for this model and the version in use.
-
-        Raises:
-            StartError: with the first weights, if the model cannot be decoded as it is here.
         """
         copy_weights(self._model, weights)
         if self._policy_version is None:

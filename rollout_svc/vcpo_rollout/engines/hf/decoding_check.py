@@ -30,9 +30,6 @@ def require_decodable(model: PreTrainedModel, pad_token_id: int) -> None:
 
     The check takes about ten forward passes of a few tokens. Weights whose numbers are not finite
     say nothing, and pass.
-
-    Raises:
-        StartError: naming `spec.model.name`, the family, the gap and the cure.
     """
     family = model.config.model_type
     cure = "use `engine: vllm` if it has the family, or another model"

@@ -17,10 +17,7 @@ _LAYER = re.compile(r"\blayers\.(\d+)\.")
 
 
 class RouteRecorder:
-    """Listens to the routers of a model. Owner: the thread that decodes.
-
-    Raises: ValueError if it has none that return what they chose.
-    """
+    """Listens to the routers of a model. Owner: the thread that decodes."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._num_layers: int = model.config.get_text_config().num_hidden_layers

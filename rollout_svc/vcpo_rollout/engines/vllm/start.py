@@ -6,14 +6,12 @@ import logging
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, replace
-from difflib import get_close_matches
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Self
 
 import torch
 from transformers import PreTrainedModel
 from vllm import AsyncEngineArgs
-from vllm import __version__ as vllm_version
 from vllm.config import WeightTransferConfig
 from vllm.platforms import current_platform
 from vllm.triton_utils import HAS_TRITON
@@ -122,11 +120,7 @@ def vllm_device() -> Device:
 
 
 def load_skeleton(settings: VllmSettings) -> PreTrainedModel:
-    """Return the model with its names and shapes in `transformers`, without memory for values.
-
-    Raises:
-        ValueError: naming `spec.model.name`, when there is no such model or it does not generate.
-    """
+    """Return the model with its names and shapes in `transformers`, without memory for values."""
     with torch.device("meta"):
         return load_model_skeleton(
             settings.model_name,
@@ -152,10 +146,6 @@ def start_llm(settings: VllmSettings, last_error: LastError | None = None) -> As
     last_error: where vLLM's processes write their errors; None if nobody wants them.
 
     Returns once it can generate.
-
-    Raises:
-        ValueError: when vLLM cannot run this model on this machine. When it has no Triton, and so
-            returns no routes, the error names the field.
     """
     if settings.returns_routes and not HAS_TRITON:
         raise ValueError(
@@ -165,7 +155,6 @@ def start_llm(settings: VllmSettings, last_error: LastError | None = None) -> As
     on_cpu = current_platform.is_cpu()
     if on_cpu:
         _ARGUMENTS_LOGGER.addFilter(_is_no_warning_of_whole_prompts)
-    check_arguments(settings.arguments)
     variables = _ENVIRONMENT | {ROLLOUT_WORKER_VARIABLE: str(os.getpid())}
     last_error = last_error or LastError()
     variables |= last_error.environment
@@ -183,23 +172,6 @@ def start_llm(settings: VllmSettings, last_error: LastError | None = None) -> As
 
 def _is_no_warning_of_whole_prompts(record: logging.LogRecord) -> bool:
     return "disabling chunked prefill" not in record.getMessage()
-
-
-def check_arguments(arguments: Mapping[str, Any]) -> None:
-    """Check that vLLM knows the arguments.
-
-    Raises:
-        ValueError: naming the first unknown one, with a known one like it.
-    """
-    known = [each.name for each in fields(AsyncEngineArgs)]
-    for name, value in arguments.items():
-        if name not in known:
-            like = get_close_matches(name, known, n=1)
-            cure = f"write {like[0]!r}" if like else "remove it"
-            raise ValueError(
-                f"spec.rollouts[].engineArguments.{name}: vLLM {vllm_version} has no such "
-                f"argument; {cure} (got {value!r})"
-            )
 
 
 def engine_arguments(settings: VllmSettings, *, on_cpu: bool) -> dict[str, Any]:

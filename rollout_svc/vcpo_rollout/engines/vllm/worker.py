@@ -47,7 +47,6 @@ from vcpo.service.persistent_buffers import own_buffers
 from vcpo_rollout.engines.vllm import ROLLOUT_WORKER_VARIABLE
 from vcpo_rollout.engines.vllm.last_error import record_errors
 
-_RELOAD_LOGGER = logging.getLogger("vllm.model_executor.model_loader.reload.layerwise")
 _ROUTER_BIAS = "e_score_correction_bias"
 BACKEND = "vcpo"
 """Name of the weight transfer in vLLM's registry."""
@@ -111,8 +110,7 @@ class FileTransfer(WeightTransferEngine):  # type: ignore[misc]  # vLLM is not t
     update_info_cls = WeightFile
 
     def init_transfer_engine(self, init_info: FileTransferInit) -> None:
-        """Filter vLLM's warnings about reloads; there is no connection to open."""
-        _RELOAD_LOGGER.addFilter(ReloadWarningFilter(self.model))
+        """Nothing to do: there is no connection to open."""
 
     def start_weight_update(self) -> None:
         """Restore the parameters in their loading format, without values."""
@@ -120,14 +118,7 @@ class FileTransfer(WeightTransferEngine):  # type: ignore[misc]  # vLLM is not t
         initialize_layerwise_reload(self.model)
 
     def receive_weights(self, update_info: WeightFile) -> None:
-        """Load the file's tensors; vLLM maps their names to its own.
-
-        Raises:
-            ValueError: naming the tensors of vLLM's model that a whole file has no values for. They
-                would keep the noise that vLLM started with.
-        """
-        # Layers that are not in the file keep their values, as intended; vLLM warns of each.
-        _RELOAD_LOGGER.disabled = not update_info.is_whole
+        """Load the file's tensors; vLLM maps their names to its own."""
         with safe_open(update_info.path, "pt") as file:
             loaded = self.model.load_weights(
                 (name, file.get_tensor(name))
@@ -151,26 +142,6 @@ class FileTransfer(WeightTransferEngine):  # type: ignore[misc]  # vLLM is not t
 
     def shutdown(self) -> None:
         """Nothing to do."""
-
-
-class ReloadWarningFilter(logging.Filter):
-    """Drops vLLM's warnings that a layer without parameters failed to load weights.
-
-    vLLM also expects buffers such as the angles of rotary embeddings, which are computed and not
-    published. Its warnings name a layer by its class. `tensors_without_values` finds what a version
-    must hold.
-    """
-
-    def __init__(self, model: Module) -> None:
-        super().__init__()
-        layers = [(type(layer).__name__, layer) for layer in model.modules()]
-        has_parameters = {name for name, layer in layers if list(layer.parameters(recurse=False))}
-        self._silent = {name for name, _ in layers} - has_parameters
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether to log a record."""
-        named = record.args[:1] if isinstance(record.args, tuple) else ()
-        return self._silent.isdisjoint(map(str, named))
 
 
 def tensors_without_values(model: Module, loaded: Set[str]) -> list[str]:
@@ -256,5 +227,7 @@ def _watch_parents() -> None:
 
 
 WeightTransferEngineFactory.register_engine(BACKEND, FileTransfer)
+# It warns of layers that keep their values, as intended, and of buffers that are computed.
+logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
 _watch_parents()
 record_errors(logging.getLogger("vllm"))

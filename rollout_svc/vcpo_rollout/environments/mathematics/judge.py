@@ -35,11 +35,7 @@ class MathJudge:
         self._lock = threading.Lock()
 
     def is_equal(self, reference: str, candidate: str) -> bool:
-        """Whether two expressions, in LaTeX or as plain numbers, have the same meaning.
-
-        Raises:
-            RuntimeError: when the process does not start because math-verify is missing.
-        """
+        """Whether two expressions, in LaTeX or as plain numbers, have the same meaning."""
         if candidate == reference:
             return True
         if not 0 < len(candidate) <= MAX_CHARACTERS:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from vcpo.api.workloads import Precision
-from vcpo.wire.trajectory import FinishReason, PartialResponse
+from vcpo.wire.trajectory import FinishReason
 from vcpo_rollout.engines.engine import EngineError
 from vcpo_rollout.engines.hf.engine import HfEngine, worth_joining
 
@@ -49,11 +49,6 @@ def on_forward(model, *, number):
 
     model.register_forward_hook(count)
     return event
-
-
-def make_partial(*token_ids):
-    """A partial response with only the fields that a request's checks read."""
-    return PartialResponse(token_ids=token_ids, logprobs=(), version_spans=())
 
 
 def certain(model, *, token):
@@ -241,21 +236,7 @@ async def test_bfloat16_rounds_parameters_and_scores_in_float32(
         ((), {}, "prompt_token_ids: empty"),
         ((5, 40), {}, "prompt_token_ids: 5 to 40"),
         ((-1, 5), {}, "prompt_token_ids: -1 to 5"),
-        (PROMPT, {"temperature": 0.0}, "temperature: 0.0"),
-        (PROMPT, {"temperature": float("nan")}, "temperature: nan"),
-        (PROMPT, {"max_new_tokens": 0}, "max_new_tokens: 0"),
         (PROMPT, {"max_new_tokens": 1 << 20}, "spec.sampling.maxNewTokens"),
-        (
-            PROMPT,
-            {"partial_response": make_partial()},
-            "partial_response: has 0 tokens, and max_new_tokens is 8",
-        ),
-        (
-            PROMPT,
-            {"partial_response": make_partial(*range(8))},
-            "partial_response: has 8 tokens, and max_new_tokens is 8",
-        ),
-        (PROMPT, {"partial_response": make_partial(5, 40)}, "partial_response: token ids 5 to 40"),
     ],
 )
 async def test_a_request_that_cannot_be_served_is_refused(
