@@ -85,7 +85,7 @@ async def cluster(root: Path, images: Path | None = None) -> AsyncIterator[Clust
             longest_probe_period_s=0.5,
             first_back_off_s=1.0,
         )
-        user = User(plane.kubeconfig, client, shutil.which("kubectl"))
+        user = User(client)
         for definition in DEFINITIONS:
             await user.apply(load(definition))
         kubelet = await stack.enter_async_context(Kubelet(settings))
@@ -131,10 +131,9 @@ async def drive(here: Cluster, limit_s: float, steps: int | None = None) -> dict
     ]
     try:
         async with asyncio.timeout(limit_s):
-            await here.user.apply_file(_run_file(here.root, steps))
+            await here.user.apply(_run(steps))
             await _edit_on_the_way(here, name, seen, changed)
             await _until(seen.has_ended, seen, changed)
-        _say((await here.user.table()).rstrip())
     finally:
         for task in following:
             task.cancel()
@@ -163,15 +162,12 @@ async def drive(here: Cluster, limit_s: float, steps: int | None = None) -> dict
     }
 
 
-def _run_file(folder: Path, steps: int | None) -> Path:
-    """Return the example's file, or one in the folder with another number of steps."""
-    if steps is None:
-        return RUN_FILE
+def _run(steps: int | None) -> dict[str, Any]:
+    """Return the example's run, with another number of steps if one is given."""
     run = load(RUN_FILE)
-    run["spec"]["steps"] = steps
-    file = folder / RUN_FILE.name
-    file.write_text(json.dumps(run), encoding="utf-8")
-    return file
+    if steps is not None:
+        run["spec"]["steps"] = steps
+    return run
 
 
 def shortfalls(result: dict[str, Any]) -> list[str]:

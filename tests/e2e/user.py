@@ -1,10 +1,8 @@
-"""What a user does: apply, edit, delete. With kubectl where there is one, else by requests."""
+"""What a user does: apply, edit, delete."""
 
 from __future__ import annotations
 
-import asyncio
 import base64
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -42,56 +40,24 @@ def config_map(name: str, folder: Path) -> JsonObject:
 
 
 class User:
-    """Somebody with a kubeconfig. kubectl: path of the program; None does without."""
+    """Somebody who applies, edits and deletes by requests."""
 
-    def __init__(self, kubeconfig: Path, client: KubeClient, kubectl: str | None) -> None:
-        self._kubeconfig = kubeconfig
+    def __init__(self, client: KubeClient) -> None:
         self._client = client
-        self._kubectl = kubectl
 
     async def apply(self, body: JsonObject) -> None:
-        """`kubectl apply --server-side`: unlike the old way, it bears a large object."""
-        if self._kubectl is not None:
-            await self._run("apply", "--server-side", "--filename=-", text=json.dumps(body))
-        else:
-            await self._client.create(_COLLECTIONS[body["kind"]], body)
-
-    async def apply_file(self, path: Path) -> None:
-        """`kubectl apply -f`."""
-        if self._kubectl is not None:
-            await self._run("apply", f"--filename={path}")
-        else:
-            await self.apply(load(path))
+        """Create an object."""
+        await self._client.create(_COLLECTIONS[body["kind"]], body)
 
     async def edit(self, run: str, spec: Mapping[str, Any]) -> None:
-        """`kubectl patch vcporun --type=merge`."""
+        """Change fields of a run's spec."""
         await self._client.merge_patch(f"{RUNS}/{run}", {"spec": spec})
 
     async def delete(self, run: str) -> None:
-        """`kubectl delete vcporun`."""
-        if self._kubectl is not None:
-            await self._run("delete", "vcporun", run, "--timeout=60s")
-        else:
-            await self._client.delete(f"{RUNS}/{run}")
-
-    async def table(self) -> str:
-        """`kubectl get vcporuns`; empty without kubectl."""
-        return "" if self._kubectl is None else await self._run("get", "vcporuns")
+        """Delete a run."""
+        await self._client.delete(f"{RUNS}/{run}")
 
     async def events(self, run: str) -> list[JsonObject]:
-        """`kubectl events --for vcporun/RUN -o json`."""
+        """The events about a run."""
         listed = await self._client.get(f"/api/v1/namespaces/{NAMESPACE}/events")
         return [each for each in listed["items"] if each["involvedObject"]["name"] == run]
-
-    async def _run(self, *arguments: str, text: str = "") -> str:
-        assert self._kubectl is not None
-        process = await asyncio.create_subprocess_exec(
-            *(self._kubectl, f"--kubeconfig={self._kubeconfig}", *arguments),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-        )
-        output, _ = await process.communicate(text.encode())
-        if process.returncode != 0:
-            raise RuntimeError(f"kubectl {' '.join(arguments)}: {output.decode()}")
-        return output.decode()

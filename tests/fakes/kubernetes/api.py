@@ -1,7 +1,7 @@
 """The verbs of the API server, without HTTP: get, list, create, update, patch, apply, delete.
 
 Both the HTTP front and the controllers go through here, so every change obeys the same rules:
-`lifecycle` decides what is kept, `ownership` who owns it, `store` keeps it.
+`lifecycle` decides what is kept, `apply` who stated it, `store` keeps it.
 """
 
 from __future__ import annotations
@@ -22,22 +22,15 @@ from tests.fakes.kubernetes.errors import (
     invalid,
     not_found,
 )
-from tests.fakes.kubernetes.objects import deletion, lifecycle, scaling
+from tests.fakes.kubernetes.objects import deletion, lifecycle
 from tests.fakes.kubernetes.objects.configurations import configuration
 from tests.fakes.kubernetes.objects.definitions import established_status
-from tests.fakes.kubernetes.objects.deletion import DEFINITIONS, NAMESPACES, PODS, timestamp
-from tests.fakes.kubernetes.objects.quotas import refuse_beyond_quota
+from tests.fakes.kubernetes.objects.deletion import DEFINITIONS, NAMESPACES, timestamp
 from tests.fakes.kubernetes.objects.resources import Catalogue, Resource
 from tests.fakes.kubernetes.objects.selectors import Matcher, field_matcher, label_matcher
 from tests.fakes.kubernetes.patching import patches
+from tests.fakes.kubernetes.patching.apply import apply_document
 from tests.fakes.kubernetes.patching.list_types import list_types
-from tests.fakes.kubernetes.patching.ownership import (
-    Writer,
-    apply_configuration,
-    owners,
-    record_apply,
-    record_update,
-)
 from tests.fakes.kubernetes.requests.targets import DeleteOptions, Target, WriteOptions, check_body
 from tests.fakes.kubernetes.store import Event, Store
 
@@ -75,15 +68,12 @@ class Api:
         return "".join(self._random.choices(_SUFFIX_LETTERS, k=5))
 
     def get(self, target: Target) -> JsonObject:
-        """The object in the version of the target's resource, or its Scale.
+        """The object in the version of the target's resource.
 
         Raises:
             ApiError: 404.
         """
-        body = self._require(target)
-        if target.subresource == "scale":
-            return scaling.scale_of(body)
-        return present_object(target.resource, body)
+        return present_object(target.resource, self._require(target))
 
     def list(self, target: Target, labels: str = "", fields: str = "") -> list[JsonObject]:
         """Objects that both selectors match, ordered by namespace and name."""
@@ -101,13 +91,10 @@ class Api:
         if body["metadata"].get("resourceVersion"):
             raise bad_request("resourceVersion should not be set on objects to be created")
         new = self._complete(target.resource, self._fresh(target, body), None, options)
-        recorded = record_update(
-            None, new, _writer(target, options, "Update"), self.now(), list_types(target.resource)
-        )
-        return self._add(target, recorded)
+        return self._add(target, new)
 
     def update(self, target: Target, body: Any, options: WriteOptions) -> JsonObject:
-        """Replace the object, its status or its scale.
+        """Replace the object or its status.
 
         Raises:
             ApiError: 400, 404, 409 or 422.
@@ -173,8 +160,6 @@ class Api:
     def _fresh(self, target: Target, body: JsonObject) -> JsonObject:
         """body as a new object: named, placed and numbered."""
         self._refuse_namespace(target)
-        if target.resource.key == PODS:
-            refuse_beyond_quota(self.store, target.namespace, body)
         identity: JsonObject = {
             "uid": str(uuid.UUID(int=self._random.getrandbits(128), version=4)),
             "creationTimestamp": self.now(),
@@ -213,18 +198,9 @@ class Api:
     ) -> JsonObject:
         """Keep body instead of what is there: the end of every update and patch."""
         resource, old = target.resource, self._require(target)
-        scaled = target.subresource == "scale"
-        if scaled:
-            lifecycle.check_version(resource, old, body)
-            body = scaling.apply_scale(old, body)
         body = check_body(target, body)
         lifecycle.check_version(resource, old, body, required=version_required)
-        new = self._transition(target, old, body, options)
-        if not scaled or owners(old, scaling.PATH):
-            writer = _writer(target, options, "Update")
-            new = record_update(old, new, writer, self.now(), list_types(resource))
-        kept = self._keep(target, old, new)
-        return scaling.scale_of(kept) if scaled else kept
+        return self._keep(target, old, self._transition(target, old, body, options))
 
     def _transition(
         self, target: Target, old: JsonObject, wanted: JsonObject, options: WriteOptions
@@ -258,28 +234,22 @@ class Api:
             raise conflict(resource.qualified, target.name, "uid mismatch: no such object")
         if live is not None:
             lifecycle.check_version(resource, live, config)
-        kept = self._merge(target, live, config, options)
-        shown = scaling.scale_of(kept) if target.subresource == "scale" else kept
-        return shown, live is None
+        return self._merge(target, live, config, options), live is None
 
     def _merge(
         self, target: Target, live: JsonObject | None, config: JsonObject, options: WriteOptions
     ) -> JsonObject:
         """Apply config onto live, or create it."""
         resource, lists = target.resource, list_types(target.resource)
-        writer = _writer(target, options, "Apply")
+        writer = (options.manager, target.subresource)
         base = live or {"metadata": {}}
-        merged, applied = apply_configuration(
-            base, config, writer, force=options.force, lists=lists
-        )
+        merged, applied = apply_document(base, config, writer, force=options.force, lists=lists)
         if live is None:
             new = self._complete(resource, self._fresh(target, merged), None, options)
         else:
             new = self._transition(target, live, merged, options)
-        recorded = record_apply(base, new, writer, applied, self.now(), lists)
-        if live is None:
-            return self._add(target, recorded)
-        return self._keep(target, live, recorded)
+        new = {**new, "metadata": {**new["metadata"], "managedFields": applied}}
+        return self._add(target, new) if live is None else self._keep(target, live, new)
 
     def _serve_definitions(self, event: Event) -> None:
         if event.resource == DEFINITIONS:
@@ -297,12 +267,3 @@ def present_object(resource: Resource, body: JsonObject) -> JsonObject:
 def both(first: Matcher, second: Matcher) -> Matcher:
     """A test that both tests pass."""
     return lambda body: first(body) and second(body)
-
-
-def _writer(target: Target, options: WriteOptions, operation: str) -> Writer:
-    return Writer(
-        manager=options.manager,
-        operation=operation,
-        api_version=target.resource.api_version,
-        subresource=target.subresource,
-    )

@@ -40,12 +40,6 @@ async def test_a_selector_cannot_change(api: Client, namespace: str) -> None:
     assert (await api.patch(f"{path}/web", {"spec": spec})).code == 422
 
 
-async def test_two_containers_cannot_share_a_name(api: Client, namespace: str) -> None:
-    body = deployment("web")
-    body["spec"]["template"]["spec"]["containers"] *= 2
-    assert (await api.post(_apps(namespace, "deployments"), body)).code == 422
-
-
 async def test_a_mount_needs_its_volume(api: Client, namespace: str) -> None:
     body = deployment("web")
     container = body["spec"]["template"]["spec"]["containers"][0]
@@ -62,32 +56,6 @@ async def test_most_of_a_stateful_set_cannot_change(
     path = _apps(namespace, "statefulsets")
     await api.post(path, stateful_set("db"))
     assert (await api.patch(f"{path}/db", {"spec": spec})).code == 422
-
-
-async def test_scale_sets_the_replicas_and_knows_the_selector(api: Client, namespace: str) -> None:
-    path = _apps(namespace, "deployments")
-    await api.post(path, deployment("web"))
-    scale = (await api.patch(f"{path}/web/scale", {"spec": {"replicas": 3}})).body
-    assert (scale["kind"], scale["spec"], scale["status"]["selector"]) == (
-        "Scale",
-        {"replicas": 3},
-        "app=web",
-    )
-    assert (await api.get(f"{path}/web")).body["spec"]["replicas"] == 3
-
-
-async def test_a_headless_service_stays_without_address(api: Client, namespace: str) -> None:
-    spec = {"clusterIP": "None", "ports": [{"port": 80}]}
-    created = await api.post(
-        f"/api/v1{namespace}/services", {"metadata": {"name": "web"}, "spec": spec}
-    )
-    assert created.body["spec"]["clusterIP"] == "None"
-
-
-async def test_a_budget_takes_one_bound_only(api: Client, namespace: str) -> None:
-    spec = {"minAvailable": 1, "maxUnavailable": 1, "selector": {}}
-    body = {"metadata": {"name": "web"}, "spec": spec}
-    assert (await api.post(f"/apis/policy/v1{namespace}/poddisruptionbudgets", body)).code == 422
 
 
 async def test_a_deployment_makes_a_replica_set_that_makes_pods(
@@ -139,42 +107,3 @@ async def test_a_pod_that_runs_nowhere_goes_at_once(api: Client, namespace: str)
     await api.post(pods, {"metadata": {"name": "p"}, "spec": {"containers": containers}})
     await api.delete(f"{pods}/p")
     assert (await api.get(f"{pods}/p")).code == 404
-
-
-async def test_a_pod_beyond_a_quota_is_refused_and_its_controllers_say_so(
-    api: Client, namespace: str, with_controllers: None
-) -> None:
-    quota = {"metadata": {"name": "none"}, "spec": {"hard": {"pods": "0"}}}
-    await api.post(f"/api/v1{namespace}/resourcequotas", quota)
-    await api.post(_apps(namespace, "deployments"), deployment("web", replicas=1))
-    await api.post(_apps(namespace, "statefulsets"), stateful_set("db"))
-    failed = await api.until(
-        _apps(namespace, "deployments"), lambda body: bool(_replica_failure(body))
-    )
-    refusal = _replica_failure(failed)
-    assert refusal["reason"] == "FailedCreate"
-    assert 'pods "web-' in refusal["message"]
-    assert " is forbidden: " in refusal["message"]
-    events = f"/api/v1{namespace}/events"
-    told = await api.until(events, lambda body: body["involvedObject"]["kind"] == "StatefulSet")
-    assert (told["type"], told["reason"]) == ("Warning", "FailedCreate")
-    assert 'pods "db-0" is forbidden: ' in told["message"]
-    uid = told["involvedObject"]["uid"]
-    selected = await api.get(events, fieldSelector=f"involvedObject.uid={uid},type=Warning")
-    assert {each["involvedObject"]["uid"] for each in selected.body["items"]} == {uid}
-
-
-def _replica_failure(body: Body) -> Body:
-    conditions = (body.get("status") or {}).get("conditions") or ()
-    return next((each for each in conditions if each["type"] == "ReplicaFailure"), {})
-
-
-async def test_a_pod_that_was_refused_is_made_once_the_quota_is_gone(
-    api: Client, namespace: str, with_controllers: None
-) -> None:
-    quotas = f"/api/v1{namespace}/resourcequotas"
-    await api.post(quotas, {"metadata": {"name": "none"}, "spec": {"hard": {"pods": "0"}}})
-    await api.post(_apps(namespace, "statefulsets"), stateful_set("db"))
-    await api.until(f"/api/v1{namespace}/events", lambda body: body["reason"] == "FailedCreate")
-    await api.delete(f"{quotas}/none")
-    await api.until(f"/api/v1{namespace}/pods", lambda body: body["metadata"]["name"] == "db-0")

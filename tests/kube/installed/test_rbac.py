@@ -121,7 +121,7 @@ async def live(operator):
     await operator.settle()
     await operator.schedule("demo-learner-0")
     await operator.reconcile()
-    await operator.client.merge_patch(f"{DEPLOYMENT}/scale", {"spec": {"replicas": 3}})
+    await operator.client.merge_patch(DEPLOYMENT, {"spec": {"replicas": 3}})
     operator.connections.signals = signals()
     await operator.settle()
     await operator.client.merge_patch(CERTIFICATES, {"data": {"learner.crt": None}})

@@ -23,7 +23,7 @@ async def test_a_change_by_hand_within_the_bounds_is_adopted(operator):
     operator.connections.signals = signals()
     for _ in range(NUM_ROUNDS):
         operator.now_s += 5.0
-        await operator.client.merge_patch(f"{DEPLOYMENT}/scale", {"spec": {"replicas": 3}})
+        await operator.client.merge_patch(DEPLOYMENT, {"spec": {"replicas": 3}})
         await operator.reconcile()
     assert await operator.replicas() == 3
 

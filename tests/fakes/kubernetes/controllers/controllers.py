@@ -16,7 +16,6 @@ from tests.fakes.kubernetes.api import Api
 from tests.fakes.kubernetes.controllers import deployments, garbage, statefulsets
 from tests.fakes.kubernetes.errors import ApiError, JsonObject
 from tests.fakes.kubernetes.objects.deletion import DEFINITIONS, NAMESPACES
-from tests.fakes.kubernetes.objects.quotas import QUOTAS
 from tests.fakes.kubernetes.store import Event, ObjectKey, ResourceKey, identity, owner_uids
 
 Key = tuple[ResourceKey, ObjectKey]
@@ -70,15 +69,6 @@ class Controllers:
             group, plural = event.resource
             keys.append((NAMESPACES, ("", event.body["metadata"].get("namespace", ""))))
             keys.append((DEFINITIONS, ("", f"{plural}.{group}")))
-        if event.resource == QUOTAS:
-            # The real controllers try again after a back-off; here they try when it may help.
-            namespace = event.body["metadata"]["namespace"]
-            makers = (deployments.REPLICA_SETS, statefulsets.STATEFUL_SETS)
-            keys += [
-                (maker, identity(body))
-                for maker in makers
-                for body in store.objects(maker, namespace)
-            ]
         self._dirty |= dict.fromkeys(keys)
         self._idle.clear()
         self._work.set()

@@ -20,7 +20,6 @@ from tests.fakes.kubernetes.controllers.pods import (
     is_active,
     template_hash,
     victims_first,
-    warn,
 )
 from tests.fakes.kubernetes.errors import JsonObject
 from tests.fakes.kubernetes.objects.deletion import PODS
@@ -125,12 +124,6 @@ def _report(api: Api, deployment: JsonObject, hashed: str) -> None:
         if s["metadata"]["labels"].get(HASH_LABEL) == hashed
     )
     wanted = deployment["spec"]["replicas"]
-    enough = ready >= wanted - bounds_of(deployment).unavailable
-    done = updated == total == ready == wanted
-    available = f"MinimumReplicas{'Available' if enough else 'Unavailable'}"
-    progress = "NewReplicaSetAvailable" if done else "ReplicaSetUpdated"
-    current = next((s for s in sets if s["metadata"]["labels"].get(HASH_LABEL) == hashed), None)
-    failures = [] if current is None else current["status"].get("conditions") or []
     status = {
         "observedGeneration": deployment["metadata"]["generation"],
         "replicas": total or None,
@@ -138,29 +131,8 @@ def _report(api: Api, deployment: JsonObject, hashed: str) -> None:
         "readyReplicas": ready or None,
         "availableReplicas": ready or None,
         "unavailableReplicas": max(wanted - ready, 0) or None,
-        "conditions": [
-            _condition(api, deployment, "Available", "True" if enough else "False", available),
-            _condition(api, deployment, "Progressing", "True", progress),
-            *failures,
-        ],
     }
     change(api, DEPLOYMENTS, deployment, {"status": status}, "status")
-
-
-def _condition(
-    api: Api, body: JsonObject, kind: str, status: str, reason: str, message: str = ""
-) -> JsonObject:
-    """A condition whose transition time moves only with its status."""
-    before = next((c for c in body["status"].get("conditions") or () if c["type"] == kind), None)
-    same = before is not None and before["status"] == status
-    since = before["lastTransitionTime"] if before is not None and same else api.now()
-    return {
-        "type": kind,
-        "status": status,
-        "reason": reason,
-        "message": message,
-        "lastTransitionTime": since,
-    }
 
 
 def reconcile_replica_set(api: Api, replica_set: JsonObject) -> None:
@@ -169,20 +141,14 @@ def reconcile_replica_set(api: Api, replica_set: JsonObject) -> None:
         return
     active = [pod for pod in controlled_objects(api, replica_set, PODS) if is_active(pod)]
     wanted = replica_set["spec"]["replicas"]
-    refusal = ""
     for _ in range(wanted - len(active)):
         name = {"generateName": f"{replica_set['metadata']['name']}-"}
-        refusal = create_pod(api, replica_set, name, {}, {})
-        if refusal:
-            warn(api, replica_set, "FailedCreate", f"Error creating: {refusal}")
-            break
+        create_pod(api, replica_set, name, {}, {})
     for pod in victims_first(active)[: max(len(active) - wanted, 0)]:
         delete(api, PODS, pod)
     active = [pod for pod in controlled_objects(api, replica_set, PODS) if is_active(pod)]
     ready = count_ready(active)
-    failure = _condition(api, replica_set, "ReplicaFailure", "True", "FailedCreate", refusal)
     status = {
-        "conditions": [failure] if refusal else None,
         "replicas": len(active),
         "fullyLabeledReplicas": len(active) or None,
         "readyReplicas": ready or None,

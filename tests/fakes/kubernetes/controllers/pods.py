@@ -13,12 +13,11 @@ from collections.abc import Iterable, Mapping
 
 from tests.fakes.kubernetes.api import Api
 from tests.fakes.kubernetes.controllers.garbage import OPTIONS
-from tests.fakes.kubernetes.errors import ApiError, JsonObject
+from tests.fakes.kubernetes.errors import JsonObject
 from tests.fakes.kubernetes.objects.deletion import PODS
 from tests.fakes.kubernetes.requests.targets import Target
 from tests.fakes.kubernetes.store import ResourceKey
 
-EVENTS = ("", "events")
 DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
 
 
@@ -48,8 +47,8 @@ def controlled_objects(api: Api, owner: JsonObject, resource: ResourceKey) -> li
 
 def create_pod(
     api: Api, owner: JsonObject, name: JsonObject, labels: Mapping[str, str], spec: JsonObject
-) -> str:
-    """Create a pod of owner's template; answers why it was refused, nothing when it was not.
+) -> None:
+    """Create a pod of owner's template.
 
     name: `name` or `generateName`. spec: more of the spec.
     """
@@ -59,42 +58,7 @@ def create_pod(
     metadata |= {**name, "ownerReferences": [controller_reference(owner)]}
     body = {**template, "metadata": metadata, "spec": {**template["spec"], **spec}}
     target = Target(resource=api.catalogue.by_key(*PODS), namespace=owner["metadata"]["namespace"])
-    try:
-        api.create(target, body, OPTIONS)
-    except ApiError as refused:
-        return refused.message
-    return ""
-
-
-def warn(api: Api, involved: JsonObject, reason: str, message: str) -> None:
-    """Post a Warning about an object as its controller, or count the same one once more."""
-    metadata = involved["metadata"]
-    key = hashlib.sha256(f"{metadata['uid']}/{reason}/{message}".encode()).hexdigest()[:16]
-    name, namespace = f"{metadata['name']}.{key}", metadata["namespace"]
-    resource = api.catalogue.by_key(*EVENTS)
-    before = api.store.get(EVENTS, namespace, name)
-    if before is not None:
-        target = Target(resource=resource, namespace=namespace, name=name)
-        patch = {"count": before["count"] + 1, "lastTimestamp": api.now()}
-        api.patch(target, "application/merge-patch+json", patch, OPTIONS)
-        return
-    body: JsonObject = {
-        "metadata": {"name": name},
-        "involvedObject": {
-            "apiVersion": involved["apiVersion"],
-            "kind": involved["kind"],
-            "namespace": namespace,
-            "name": metadata["name"],
-            "uid": metadata["uid"],
-        },
-        "type": "Warning",
-        "reason": reason,
-        "message": message,
-        "firstTimestamp": api.now(),
-        "lastTimestamp": api.now(),
-        "count": 1,
-    }
-    api.create(Target(resource=resource, namespace=namespace), body, OPTIONS)
+    api.create(target, body, OPTIONS)
 
 
 def is_active(pod: JsonObject) -> bool:

@@ -14,7 +14,6 @@ from tests.fakes.kubernetes.controllers.pods import (
     count_ready,
     create_pod,
     template_hash,
-    warn,
 )
 from tests.fakes.kubernetes.errors import JsonObject
 from tests.fakes.kubernetes.objects.deletion import PODS
@@ -60,10 +59,7 @@ def _create(api: Api, stateful_set: JsonObject, number: int, revision: str) -> N
     }
     spec = stateful_set["spec"]
     more: JsonObject = {"hostname": name, "subdomain": spec.get("serviceName", "")}
-    refusal = create_pod(api, stateful_set, {"name": name}, labels, more)
-    if refusal:
-        where = f"create Pod {name} in StatefulSet {stateful_set['metadata']['name']}"
-        warn(api, stateful_set, "FailedCreate", f"{where} failed error: {refusal}")
+    create_pod(api, stateful_set, {"name": name}, labels, more)
 
 
 def _is_current(pod: JsonObject, revision: str) -> bool:

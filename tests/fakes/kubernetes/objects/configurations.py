@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
 from typing import Any
 
 from tests.fakes.kubernetes.errors import ApiError, Cause, JsonObject, bad_request, invalid
-from tests.fakes.kubernetes.objects import scaling
 from tests.fakes.kubernetes.objects.declared_fields import undeclared
 from tests.fakes.kubernetes.requests.targets import Target, check_body
 
 _STATUS_FIELDS = ("apiVersion", "kind", "metadata", "status")
-_QUANTITY = r"^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$"
 
 
 def configuration(target: Target, body: Any, manager: str) -> JsonObject:
@@ -20,21 +16,18 @@ def configuration(target: Target, body: Any, manager: str) -> JsonObject:
 
     Raises:
         ApiError: 400 when the body contradicts its address, 422 without a manager, 500 when a
-            built-in kind does not have a field, or an amount of its resources is no quantity.
+            built-in kind does not have a field.
     """
     if not manager:
         message = "Required value: is required for apply patch"
         cause = Cause(field="fieldManager", message=message, reason="FieldValueRequired")
         raise invalid("PatchOptions", "meta.k8s.io", "", [cause])
-    if target.subresource == "scale":
-        body = scaling.configuration_of(target.resource, body)
     stated = check_body(target, _without_nulls(body))
     if "managedFields" in stated["metadata"]:
         raise bad_request("metadata.managedFields must be nil")
     if not target.resource.custom:
         said = (body.get("metadata") or {}).get("namespace", "")
         _refuse_fields(target, stated, said)
-        _refuse_amounts(target, stated, said)
     if "status" not in target.resource.subresources:
         return stated
     if target.subresource == "status":
@@ -55,34 +48,6 @@ def _refuse_fields(target: Target, stated: JsonObject, namespace: str) -> None:
             f" {unknown[0]}: field not declared in schema"
         )
         raise ApiError(500, "", message)
-
-
-def _refuse_amounts(target: Target, stated: JsonObject, namespace: str) -> None:
-    """A server finds these when it converts what it has merged, and says that it has failed.
-
-    Source: https://github.com/kubernetes/apimachinery/blob/master/pkg/util/managedfields/internal/structuredmerge.go
-    """
-    if all(re.match(_QUANTITY, amount) for amount in _amounts(stated)):
-        return
-    kind = f"{target.resource.api_version}, Kind={target.resource.kind}"
-    message = (
-        f"failed to convert new object ({namespace}/{target.name}; {kind}) to proper version"
-        f" ({target.resource.api_version}): unable to convert unstructured object to {kind}:"
-        f" quantities must match the regular expression '{_QUANTITY}'"
-    )
-    raise ApiError(500, "", message)
-
-
-def _amounts(value: Any) -> Iterator[str]:
-    """Every request and limit below a value."""
-    for child in value if isinstance(value, list) else ():
-        yield from _amounts(child)
-    for name, child in value.items() if isinstance(value, dict) else ():
-        if name == "resources" and isinstance(child, dict):
-            for part in ("requests", "limits"):
-                yield from (str(amount) for amount in (child.get(part) or {}).values())
-        else:
-            yield from _amounts(child)
 
 
 def _without_nulls(value: Any) -> Any:

@@ -13,11 +13,7 @@ from tests.fakes.kubernetes.errors import Cause, JsonObject, bad_request, confli
 from tests.fakes.kubernetes.objects.defaults import fill_in
 from tests.fakes.kubernetes.objects.definitions import definition_causes
 from tests.fakes.kubernetes.objects.resources import Resource
-from tests.fakes.kubernetes.objects.validation import (
-    builtin_causes,
-    finalizer_causes,
-    metadata_causes,
-)
+from tests.fakes.kubernetes.objects.validation import builtin_causes, metadata_causes
 
 _SERVER_FIELDS = (
     "uid",
@@ -47,8 +43,6 @@ _FIRST_STATUS: dict[str, JsonObject] = {
     "Service": {"loadBalancer": {}},
     "PersistentVolumeClaim": {"phase": "Pending"},
 }
-_UNCONDITIONAL = ("leases",)
-"""Built-in resources that a PUT may not replace without saying which version it read."""
 
 
 def fresh(resource: Resource, body: JsonObject, identity: JsonObject, suffix: str) -> JsonObject:
@@ -91,7 +85,7 @@ def check_version(
     if version and version != current["resourceVersion"]:
         why = "the object has been modified; please apply your changes to the latest version"
         raise conflict(resource.qualified, name, why)
-    if required and not version and (resource.custom or resource.plural in _UNCONDITIONAL):
+    if required and not version and resource.custom:
         message = "Invalid value: 0x0: must be specified for an update"
         cause = Cause(field="metadata.resourceVersion", message=message)
         raise invalid(resource.kind, resource.group, name, [cause])
@@ -160,8 +154,6 @@ def refuse_invalid(resource: Resource, new: JsonObject, old: JsonObject | None) 
 
 def _causes(resource: Resource, new: JsonObject, old: JsonObject | None) -> Iterator[Cause]:
     yield from metadata_causes(resource, new)
-    if old is not None:
-        yield from finalizer_causes(old, new)
     if resource.schema is None:
         yield from builtin_causes(resource.kind, new, old)
         if resource.kind == "CustomResourceDefinition":

@@ -27,10 +27,9 @@ CORE_VERBS = (
 class Resource:
     """One served resource: where it lives in the URL and which rules apply to it.
 
-    subresources: names after the object's own, such as `status` and `scale`.
+    subresources: names after the object's own, such as `status`.
     generation: whether metadata.generation counts changes of what the user asked for.
     schema: the structural schema of a custom resource, None for built-ins.
-    columns: `additionalPrinterColumns`.
     """
 
     group: str
@@ -44,7 +43,6 @@ class Resource:
     subresources: tuple[str, ...] = ()
     generation: bool = False
     schema: Schema | None = field(default=None, compare=False)
-    columns: tuple[JsonObject, ...] = ()
 
     @property
     def key(self) -> tuple[str, str]:
@@ -93,7 +91,6 @@ def _builtin(
 
 
 _STATUS = ("status",)
-_SCALED = ("status", "scale")
 _ALL = ("all",)
 _RBAC = "rbac.authorization.k8s.io/v1"
 _ADMISSION = "admissionregistration.k8s.io/v1"
@@ -107,15 +104,13 @@ BUILTINS = (
     _builtin("v1", "secrets", "Secret"),
     _builtin("v1", "serviceaccounts", "ServiceAccount", "sa", subresources=("token",)),
     _builtin("v1", "events", "Event", "ev"),
-    _builtin("v1", "resourcequotas", "ResourceQuota", "quota", subresources=_STATUS),
-    _builtin("v1", "endpoints", "Endpoints", "ep"),
     _builtin("v1", "persistentvolumeclaims", "PersistentVolumeClaim", "pvc", subresources=_STATUS),
     _builtin(
         "apps/v1",
         "deployments",
         "Deployment",
         "deploy",
-        subresources=_SCALED,
+        subresources=_STATUS,
         generation=True,
         categories=_ALL,
     ),
@@ -124,7 +119,7 @@ BUILTINS = (
         "replicasets",
         "ReplicaSet",
         "rs",
-        subresources=_SCALED,
+        subresources=_STATUS,
         generation=True,
         categories=_ALL,
     ),
@@ -133,11 +128,10 @@ BUILTINS = (
         "statefulsets",
         "StatefulSet",
         "sts",
-        subresources=_SCALED,
+        subresources=_STATUS,
         generation=True,
         categories=_ALL,
     ),
-    _builtin("batch/v1", "jobs", "Job", subresources=_STATUS, generation=True, categories=_ALL),
     _builtin(
         "policy/v1",
         "poddisruptionbudgets",
@@ -147,7 +141,6 @@ BUILTINS = (
         generation=True,
     ),
     _builtin("networking.k8s.io/v1", "networkpolicies", "NetworkPolicy", "netpol", generation=True),
-    _builtin("coordination.k8s.io/v1", "leases", "Lease"),
     _builtin("scheduling.k8s.io/v1", "priorityclasses", "PriorityClass", "pc", namespaced=False),
     _builtin(_RBAC, "roles", "Role"),
     _builtin(_RBAC, "rolebindings", "RoleBinding"),
@@ -200,7 +193,6 @@ def resources_of(definition: JsonObject) -> Iterator[Resource]:
             subresources=tuple(subresources),
             generation=True,
             schema=Schema(version["schema"]["openAPIV3Schema"]),
-            columns=tuple(version.get("additionalPrinterColumns") or ()),
         )
 
 

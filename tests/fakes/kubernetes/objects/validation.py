@@ -31,12 +31,6 @@ _STATEFUL_SET_MUTABLE = (
     "persistentVolumeClaimRetentionPolicy",
     "minReadySeconds",
 )
-_CHOICES = (
-    ("tolerations", "effect", ("NoSchedule", "PreferNoSchedule", "NoExecute")),
-    ("tolerations", "operator", ("Equal", "Exists", "Gt", "Lt")),
-    ("containers", "imagePullPolicy", ("Always", "IfNotPresent", "Never")),
-    ("topologySpreadConstraints", "whenUnsatisfiable", ("DoNotSchedule", "ScheduleAnyway")),
-)
 _RBAC_KINDS = ("Role", "ClusterRole", "RoleBinding", "ClusterRoleBinding")
 
 
@@ -50,10 +44,6 @@ def metadata_causes(resource: Resource, body: JsonObject) -> Iterator[Cause]:
         yield _invalid("metadata.name", name, "a DNS label of at most 63 characters is required")
     yield from label_causes(metadata.get("labels"), "metadata.labels")
     yield from _annotation_causes(metadata.get("annotations") or {})
-    yield from _owner_causes(metadata.get("ownerReferences") or [])
-    for finalizer in metadata.get("finalizers") or ():
-        if not _is_qualified(finalizer):
-            yield _invalid("metadata.finalizers", finalizer, "must be a qualified name")
 
 
 def label_causes(labels: Mapping[str, str] | None, field: str) -> Iterator[Cause]:
@@ -79,28 +69,6 @@ def _annotation_causes(annotations: Mapping[str, str]) -> Iterator[Cause]:
         yield Cause(field="metadata.annotations", message=message, reason="FieldValueTooLong")
 
 
-def _owner_causes(references: list[JsonObject]) -> Iterator[Cause]:
-    for index, reference in enumerate(references):
-        for key in ("apiVersion", "kind", "name", "uid"):
-            if not reference.get(key):
-                yield _required(f"metadata.ownerReferences[{index}].{key}")
-    if sum(bool(reference.get("controller")) for reference in references) > 1:
-        message = "Only one reference can have Controller set to true"
-        yield _invalid("metadata.ownerReferences", "[...]", message)
-
-
-def finalizer_causes(old: JsonObject, new: JsonObject) -> Iterator[Cause]:
-    """A terminating object takes no new finalizers."""
-    before = set(old["metadata"].get("finalizers") or ())
-    added = set(new["metadata"].get("finalizers") or ()) - before
-    if added and old["metadata"].get("deletionTimestamp"):
-        message = (
-            "Forbidden: no new finalizers can be added if the object is being deleted, "
-            f"found new finalizers {sorted(added)}"
-        )
-        yield Cause(field="metadata.finalizers", message=message, reason="FieldValueForbidden")
-
-
 def builtin_causes(kind: str, new: JsonObject, old: JsonObject | None) -> Iterator[Cause]:
     """Mistakes in the spec of a built-in object. old: None when it is being created."""
     check = _BY_KIND.get(kind)
@@ -121,13 +89,6 @@ def _workload(new: JsonObject, old: JsonObject) -> Iterator[Cause]:
         yield _invalid("spec.template.metadata.labels", labels, message)
     yield from label_causes(labels, "spec.template.metadata.labels")
     yield from _pod_spec(spec["template"]["spec"], "spec.template.spec")
-    if spec["template"]["spec"]["restartPolicy"] != "Always":
-        policy = spec["template"]["spec"]["restartPolicy"]
-        yield Cause(
-            field="spec.template.spec.restartPolicy",
-            message=f'Unsupported value: "{policy}": supported values: "Always"',
-            reason="FieldValueNotSupported",
-        )
     if old and new["kind"] != "StatefulSet" and old["spec"]["selector"] != spec["selector"]:
         yield _invalid("spec.selector", spec["selector"], "field is immutable")
 
@@ -145,30 +106,10 @@ def _stateful_set(new: JsonObject, old: JsonObject) -> Iterator[Cause]:
         yield Cause(field="spec", message=message, reason="FieldValueForbidden")
 
 
-def _pod(new: JsonObject, old: JsonObject) -> Iterator[Cause]:
-    yield from _pod_spec(new["spec"], "spec")
-    if old and _frozen_part(old["spec"]) != _frozen_part(new["spec"]):
-        message = "Forbidden: pod updates may not change fields other than the image"
-        yield Cause(field="spec", message=message, reason="FieldValueForbidden")
-
-
-def _frozen_part(spec: JsonObject) -> JsonObject:
-    """All of a pod spec that an update must leave alone."""
-    containers = [{**c, "image": ""} for c in spec.get("containers") or ()]
-    mutable = (
-        "activeDeadlineSeconds",
-        "schedulingGates",
-        "terminationGracePeriodSeconds",
-        "tolerations",
-    )
-    return {**{k: v for k, v in spec.items() if k not in mutable}, "containers": containers}
-
-
 def _pod_spec(spec: JsonObject, field: str) -> Iterator[Cause]:
     containers = spec.get("containers") or []
     if not containers:
         yield _required(f"{field}.containers")
-    yield from _choices(spec, field)
     volumes = {volume["name"] for volume in spec.get("volumes") or ()}
     seen: set[str] = set()
     for group in ("initContainers", "containers"):
@@ -179,20 +120,6 @@ def _pod_spec(spec: JsonObject, field: str) -> Iterator[Cause]:
                 place = f"{field}.{group}[{index}].name"
                 yield Cause(field=place, message=message, reason="FieldValueDuplicate")
             seen.add(container.get("name", ""))
-
-
-def _choices(spec: JsonObject, field: str) -> Iterator[Cause]:
-    """Values that are none of those that Kubernetes knows."""
-    for place, name, known in _CHOICES:
-        for index, item in enumerate(spec.get(place) or ()):
-            if item.get(name) and item[name] not in known:
-                supported = ", ".join(map(json.dumps, known))
-                message = f"Unsupported value: {json.dumps(item[name])}: supported values: "
-                yield Cause(
-                    field=f"{field}.{place}[{index}].{name}",
-                    message=message + supported,
-                    reason="FieldValueNotSupported",
-                )
 
 
 def _container(container: JsonObject, field: str, volumes: Set[str]) -> Iterator[Cause]:
@@ -207,33 +134,6 @@ def _container(container: JsonObject, field: str, volumes: Set[str]) -> Iterator
             message = f"Not found: {json.dumps(mount.get('name'))}"
             place = f"{field}.volumeMounts[{index}].name"
             yield Cause(field=place, message=message, reason="FieldValueNotFound")
-
-
-def _service(new: JsonObject, old: JsonObject) -> Iterator[Cause]:
-    spec = new["spec"]
-    if not spec.get("ports") and spec.get("clusterIP") != "None":
-        yield _required("spec.ports")
-    if len(spec.get("ports") or ()) > 1 and not all(port.get("name") for port in spec["ports"]):
-        yield _required("spec.ports[].name")
-    before = (old.get("spec") or {}).get("clusterIP")
-    if before and spec.get("clusterIP") != before:
-        yield _invalid("spec.clusterIP", spec.get("clusterIP"), "field is immutable")
-
-
-def _budget(new: JsonObject, _old: JsonObject) -> Iterator[Cause]:
-    if {"minAvailable", "maxUnavailable"} <= new["spec"].keys():
-        message = "minAvailable and maxUnavailable cannot be both set"
-        yield _invalid("spec", "PodDisruptionBudgetSpec", message)
-
-
-def _config_map(new: JsonObject, old: JsonObject) -> Iterator[Cause]:
-    size = sum(len(str(value).encode()) for value in (new.get("data") or {}).values())
-    if size > 1024 * 1024:
-        message = "Too long: may not be more than 1048576 bytes"
-        yield Cause(field="", message=message, reason="FieldValueTooLong")
-    if old.get("immutable") and old.get("data") != new.get("data"):
-        message = "Forbidden: field is immutable when `immutable` is set"
-        yield Cause(field="data", message=message, reason="FieldValueForbidden")
 
 
 def _claim(new: JsonObject, old: JsonObject) -> Iterator[Cause]:
@@ -284,9 +184,5 @@ _BY_KIND: dict[str, Callable[[JsonObject, JsonObject], Iterator[Cause]]] = {
     "Deployment": _workload,
     "ReplicaSet": _workload,
     "StatefulSet": _stateful_set,
-    "Pod": _pod,
-    "Service": _service,
-    "PodDisruptionBudget": _budget,
-    "ConfigMap": _config_map,
     "PersistentVolumeClaim": _claim,
 }

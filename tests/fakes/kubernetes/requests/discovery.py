@@ -1,9 +1,7 @@
-"""Discovery: versions, groups, resources and a small OpenAPI document."""
+"""Discovery: versions, groups and resources."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections import defaultdict
 from collections.abc import Iterable
 
@@ -21,7 +19,6 @@ VERSION = {
     "compiler": "python",
     "platform": "linux/amd64",
 }
-_PATCH_OPTIONS = ("dryRun", "fieldManager", "fieldValidation", "force")
 
 
 def document(catalogue: Catalogue, path: str) -> JsonObject:
@@ -46,8 +43,6 @@ def document(catalogue: Catalogue, path: str) -> JsonObject:
                 return {"apiVersion": "v1", **_group(group, _by_group(catalogue)[group])}
         case ["apis", group, version]:
             return _resource_list(catalogue, group, version)
-        case ["openapi", *rest]:
-            return _openapi(catalogue, rest)
     raise no_such_path()
 
 
@@ -107,60 +102,9 @@ def _entry(resource: Resource, name: str, verbs: Iterable[str], kind: str) -> Js
 
 
 def _subresource_kind(resource: Resource, subresource: str) -> str:
-    kinds = {"scale": "Scale", "binding": "Binding", "token": "TokenRequest"}
+    kinds = {"binding": "Binding", "token": "TokenRequest"}
     return kinds.get(subresource, resource.kind)
 
 
 def _subresource_verbs(subresource: str) -> tuple[str, ...]:
     return ("create",) if subresource in ("binding", "token") else ("get", "patch", "update")
-
-
-def _kind(resource: Resource, kind: str) -> JsonObject:
-    if kind == "Scale":
-        return {"group": "autoscaling", "version": "v1", "kind": kind}
-    return {"group": resource.group, "version": resource.version, "kind": kind}
-
-
-def _openapi(catalogue: Catalogue, parts: list[str]) -> JsonObject:
-    """The index, or one group's document with what kubectl looks at before it applies."""
-    if parts == ["v2"]:
-        return {"swagger": "2.0", "info": {"title": "fake"}, "paths": {}, "definitions": {}}
-    path = "/".join(parts[1:])
-    documents: dict[str, JsonObject] = {}
-    for resource in catalogue:
-        place = f"apis/{resource.api_version}" if resource.group else f"api/{resource.version}"
-        documents.setdefault(place, _empty_openapi())
-        _describe(documents[place], place, resource)
-    if path:
-        if path not in documents:
-            raise no_such_path()
-        return documents[path]
-    urls = {
-        place: {"serverRelativeURL": f"/openapi/v3/{place}?hash={_digest(document)}"}
-        for place, document in documents.items()
-    }
-    return {"paths": urls}
-
-
-def _empty_openapi() -> JsonObject:
-    info = {"title": "fake", "version": VERSION["gitVersion"]}
-    return {"openapi": "3.0.0", "info": info, "paths": {}, "components": {"schemas": {}}}
-
-
-def _describe(openapi: JsonObject, place: str, resource: Resource) -> None:
-    scope = "/namespaces/{namespace}" if resource.namespaced else ""
-    kind = _kind(resource, resource.kind)
-    options = [
-        {"name": name, "in": "query", "schema": {"type": "string"}} for name in _PATCH_OPTIONS
-    ]
-    patch = {"parameters": options, "x-kubernetes-group-version-kind": kind, "responses": {}}
-    address = f"/{place}{scope}/{resource.plural}/{{name}}"
-    openapi["paths"][address] = {"patch": {**patch, "x-kubernetes-action": "patch"}}
-    name = ".".join([*reversed(resource.group.split(".")), resource.version, resource.kind])
-    document = resource.schema.document if resource.schema else {"type": "object"}
-    schema = {**document, "x-kubernetes-group-version-kind": [kind]}
-    openapi["components"]["schemas"][name.lstrip(".")] = schema
-
-
-def _digest(document: JsonObject) -> str:
-    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()[:16]

@@ -22,14 +22,6 @@ from tests.fakes.kubernetes.requests.exchange import (
     parse_body,
     refusal_response,
 )
-from tests.fakes.kubernetes.requests.representations import (
-    Form,
-    form_of,
-    metadata_only,
-    object_list,
-    represent,
-    table,
-)
 from tests.fakes.kubernetes.requests.targets import (
     Target,
     delete_options,
@@ -109,7 +101,7 @@ class Frontend:
             case "delete":
                 return self._delete(target, request, body)
             case "get":
-                return self._show(target, request, self._api.get(target), 200)
+                return web.json_response(self._api.get(target))
         return self._write(verb, target, request, body)
 
     def _write(
@@ -131,7 +123,7 @@ class Frontend:
                 raise unsupported_media_type(request.content_type, PATCH_TYPES)
             result, new = self._api.patch(target, request.content_type, body, options)
             code = 201 if new else 200
-        response = self._show(target, request, result, code)
+        response = web.json_response(result, status=code)
         for warning in options.warnings:
             response.headers.add("Warning", f'299 - "{warning}"')
         return response
@@ -140,7 +132,7 @@ class Frontend:
         options = delete_options(request.query, body or {})
         left = self._api.delete(target, options)
         if left["metadata"].get("deletionTimestamp") or target.resource.kind == "Pod":
-            return self._show(target, request, left, 200)
+            return web.json_response(left)
         resource = target.resource
         details = {
             "name": target.name,
@@ -157,40 +149,30 @@ class Frontend:
 
     def _list(self, target: Target, request: web.BaseRequest) -> web.Response:
         found = self._select(target, request)
-        metadata = {"resourceVersion": str(self._api.store.revision)}
-        form = form_of(request.headers.get("Accept", ""))
-        if form is Form.TABLE:
-            return web.json_response(table(target.resource, found, metadata, self._api.clock()))
-        return web.json_response(object_list(target.resource, found, metadata, form))
-
-    def _show(
-        self, target: Target, request: web.BaseRequest, body: JsonObject, code: int
-    ) -> web.Response:
-        form = form_of(request.headers.get("Accept", ""))
         return web.json_response(
-            represent(target.resource, body, form, self._api.clock()), status=code
+            {
+                "kind": f"{target.resource.kind}List",
+                "apiVersion": target.resource.api_version,
+                "metadata": {"resourceVersion": str(self._api.store.revision)},
+                "items": found,
+            }
         )
 
     async def _watch(self, target: Target, request: web.BaseRequest) -> web.StreamResponse:
         wanted = watch_request(target, request.query)
-        form = form_of(request.headers.get("Accept", ""))
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
         response.enable_chunked_encoding()
         await response.prepare(request)
         # Who has seen enough just goes away.
         with contextlib.suppress(ConnectionResetError):
             async for seen in self._watches.stream(wanted):
-                await response.write(self._line(target, seen, form))
+                await response.write(_line(seen))
             await response.write_eof()
         return response
 
-    def _line(self, target: Target, seen: Seen, form: Form) -> bytes:
-        body = seen.body
-        if seen.kind == "BOOKMARK" and form is not Form.FULL:
-            body = metadata_only(body)
-        elif seen.kind not in ("ERROR", "BOOKMARK"):
-            body = represent(target.resource, body, form, self._api.clock())
-        return json.dumps({"type": seen.kind, "object": body}).encode() + b"\n"
+
+def _line(seen: Seen) -> bytes:
+    return json.dumps({"type": seen.kind, "object": seen.body}).encode() + b"\n"
 
 
 def _verb(request: web.BaseRequest, target: Target) -> str:
