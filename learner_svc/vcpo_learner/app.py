@@ -184,6 +184,7 @@ class _Learner:
             signals=self.signals,
             gauges=self.gauges,
             records=records,
+            troubles=troubles,
             clock=time.monotonic,
             weight_server=self.weight_server,
         ).loop()

@@ -17,9 +17,6 @@ from typing import Any, Final
 
 from vcpo.records.reasons import DropReason
 
-_DEATHS: Final = 2
-"""After so many deaths in a step with a group it is left out."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
@@ -69,8 +66,6 @@ class Facts:
     """Workers that the learner took out of the run."""
     failed: set[str] = field(default_factory=set)
     """Leases whose worker said that the generation failed."""
-    deaths: Counter[str] = field(default_factory=Counter)
-    """How often the learner died in a step with a response."""
     broken: set[str] = field(default_factory=set)
     """Responses of batches on which an update raised an error."""
 
@@ -134,8 +129,8 @@ def _oldest(each: str, facts: Facts) -> int:
 
 
 def _breaks_updates(drop: Drop, facts: Facts, _: Terms) -> bool:
-    """The learner died twice in a step with it, or an update raised an error."""
-    return any(facts.deaths[each] >= _DEATHS or each in facts.broken for each in drop.ids)
+    """An update raised an error on its batch."""
+    return any(each in facts.broken for each in drop.ids)
 
 
 def _is_of_a_worker_set_aside(drop: Drop, facts: Facts, _: Terms) -> bool:

@@ -61,7 +61,6 @@ def _watched_begin(witness: Witness) -> Callable[..., Any]:
     @wraps(begin)
     def watched(self: PolicyUpdate, groups: Any, **named: Any) -> Any:
         ids = [each.trajectory_id for group in groups for each in group]
-        witness.say("begun", ids=ids)
         try:
             return begin(self, groups, **named)
         except Exception:

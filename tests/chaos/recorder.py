@@ -61,8 +61,6 @@ class History:
     """By lease."""
     set_aside: set[str] = field(default_factory=set)
     """Workers that the learner took out of the run."""
-    deaths: Counter[str] = field(default_factory=Counter)
-    """How often a life ended in a step with a response."""
     broken: set[str] = field(default_factory=set)
     """Responses of batches on which an update raised an error."""
     published: set[tuple[int, str]] = field(default_factory=set)
@@ -71,8 +69,6 @@ class History:
     """Responses that the learner had when it last resumed or ended."""
     held_after: list[tuple[float, frozenset[str]]] = field(default_factory=list)
     """What each life had when it resumed, with the Unix time."""
-    _under_way: Sequence[str] = ()
-    """Responses of the step that began last, until it is over."""
     _limit: int | None = None
     """The tighter lag limit that the learner said last."""
 
@@ -84,14 +80,13 @@ class History:
         self._is_redoing = resumes
 
     def end_life(self) -> None:
-        """Count what a life was at when it ended."""
-        self.deaths.update(self._under_way)
-        self._under_way, self._limit = (), None
+        """Forget what held for a life alone."""
+        self._limit = None
 
     def take(self, line: Line) -> None:
         """Follow one line."""
         match line["what"]:
-            case "begun" | "broken" | "trained":
+            case "broken" | "trained":
                 self._take_step(line)
             case "limited" | "granted" | "set_aside":
                 self._take_of_leases(line)
@@ -125,7 +120,6 @@ class History:
                 self.set_aside.add(line["worker"])
 
     def _take_step(self, line: Line) -> None:
-        self._under_way = line["ids"] if line["what"] == "begun" else ()
         if line["what"] == "broken":
             self.broken.update(line["ids"])
         elif line["what"] == "trained":
@@ -174,7 +168,6 @@ def judge(
         granted=history.granted,
         set_aside=history.set_aside,
         failed={line["lease"] for line in said if line["what"] == "failed"},
-        deaths=history.deaths,
         broken=history.broken,
     )
     complaints = {each: complaint(drop, facts, terms) for each, drop in dropped.items()}

@@ -171,10 +171,9 @@ def test_a_throttle_drops_what_is_beyond_the_limit_that_the_learner_said():
     assert complains("throttled", "l/0", "l/1", limit=None, **throttled)
 
 
-def test_a_group_is_left_out_after_two_deaths_or_an_error():
-    assert complains("quarantined", "l/0", of=facts(deaths={"l/0": 1}))
-    assert not complains("quarantined", "l/0", of=facts(deaths={"l/0": 2}))
-    assert not complains("quarantined", "l/0", of=facts(deaths={"l/0": 0}, broken={"l/0"}))
+def test_a_group_is_left_out_after_an_error():
+    assert complains("quarantined", "l/0", of=facts())
+    assert not complains("quarantined", "l/0", of=facts(broken={"l/0"}))
 
 
 def test_a_worker_that_was_set_aside_takes_its_own_responses_with_it():

@@ -7,7 +7,6 @@ checkpoints/   checkpoints to resume from    model/         the trained model, a
 redo-log/      what was accepted since the oldest of them
 logs/          one log per process           report.html    the report
 samples/       a few responses of some steps and evaluations
-quarantine/    groups that broke an update, if any
 processes/     ports of each process         *.lock         locks of host and learner
 adapters/      LoRA adapters, if trained     exports/       output of `vcpo export`
 ```

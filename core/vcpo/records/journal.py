@@ -37,7 +37,7 @@ _WARNINGS: Final = frozenset(
     (  # noqa: SIM905 - one word a line would be a page
         "CalibrationStale CheckpointDamaged CollapseWarning Collapsed DiskFull"
         " DrainFailed DrainTimedOut EnginesDisagree EvaluationWithoutResult"
-        " GenerationFailed GroupQuarantined LearnerRestarted LogDamaged"
+        " GenerationFailed GroupsDropped LearnerRestarted LogDamaged"
         " NoUpdate NotRolledBack RewardsFar RolledBack"
         " SelfCheckWaits SignalsStale Throttled Warning WorkerLost WorkerSetAside"
     ).split()

@@ -28,7 +28,7 @@ The unit is the prompt group: a baseline over part of a group depends on which p
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -366,15 +366,6 @@ class TrajectoryLedger:
         """Drop buffered groups; their prompts are requeued unless those may be at fault."""
         if lease_ids := [group.lease_id for group in groups]:
             self._make(ledger_pb2.GroupsDropped(lease_ids=lease_ids, reason=reason))
-
-    def quarantine(self, lease_ids: Collection[str]) -> list[Lease]:
-        """Drop buffered groups on which no step can be taken, and return them.
-
-        Their prompts are not requeued, because the prompt may be what breaks the update.
-        """
-        groups = [one for one in self.buffer.groups() if one.lease_id in lease_ids]
-        self.drop(groups, DropReason.QUARANTINED)
-        return groups
 
     def drop_late(
         self, *, step: int, max_policy_lag_steps: int, lag_limit_steps: int | None = None

@@ -22,11 +22,11 @@ from vcpo_learner.telemetry.step_log import StepLog
 from vcpo_learner.training.loop import TrainingLoop
 from vcpo_learner.training.mismatch_watch import MismatchWatch
 from vcpo_learner.training.publication import Publication
-from vcpo_learner.training.quarantine import Exclusion, Quarantine, StepGuard
 from vcpo_learner.training.recovery import Recovery
 from vcpo_learner.training.rollback import Rollback
 from vcpo_learner.training.saving import RunSaver
 from vcpo_learner.training.tensor_thread import TensorThread
+from vcpo_learner.troubles import Troubles
 from vcpo_learner.update.policy_update import PolicyUpdate
 from vcpo_learner.weight_server.process import WeightServer
 from vcpo_learner.weights.store import PolicyStore
@@ -50,6 +50,7 @@ class TrainingAssembly:
     signals: SignalWindow
     gauges: LearnerGauges
     records: RunRecords
+    troubles: Troubles
     clock: Clock
     weight_server: WeightServer | None = None
     """None: all workers see the folder of the versions."""
@@ -58,13 +59,6 @@ class TrainingAssembly:
         """Return the loop; call once."""
         spec = self.run.spec
         thread = TensorThread()
-        quarantine = Quarantine(self.run_dir / "quarantine")
-        exclusion = Exclusion(
-            update=self.update,
-            ledger=self.dispatcher.ledger,
-            records=self.records,
-            quarantine=quarantine,
-        )
         saver = self._saver(thread)
         step_log = StepLog(spec.steps, clock=self.clock)
         return TrainingLoop(
@@ -72,14 +66,13 @@ class TrainingAssembly:
             self.tokenizer,
             dispatcher=self.dispatcher,
             log=self.log,
-            health=self.update.health,
-            guard=StepGuard(self.update, quarantine),
+            update=self.update,
+            troubles=self.troubles,
             thread=thread,
-            exclusion=exclusion,
             saver=saver,
             rollback=self._rollback(saver, thread),
             publication=self._publication(thread),
-            recovery=self._recovery(saver, exclusion, step_log),
+            recovery=self._recovery(saver, step_log),
             mismatch=MismatchWatch(
                 spec,
                 dispatcher=self.dispatcher,
@@ -106,6 +99,7 @@ class TrainingAssembly:
             tensor_thread=thread,
             gauges=self.gauges,
             records=self.records,
+            troubles=self.troubles,
         )
 
     def _rollback(self, saver: RunSaver, thread: TensorThread) -> Rollback:
@@ -134,7 +128,7 @@ class TrainingAssembly:
             clock=self.clock,
         )
 
-    def _recovery(self, saver: RunSaver, exclusion: Exclusion, step_log: StepLog) -> Recovery:
+    def _recovery(self, saver: RunSaver, step_log: StepLog) -> Recovery:
         return Recovery(
             self.run,
             self.run_dir,
@@ -142,7 +136,6 @@ class TrainingAssembly:
             dispatcher=self.dispatcher,
             log=self.log,
             saver=saver,
-            exclusion=exclusion,
             signals=self.signals,
             gauges=self.gauges,
             records=self.records,

@@ -23,9 +23,11 @@ from vcpo.control.limits import ChangeKind, lag_change_sentence, warning_reason
 from vcpo.judgement import lasting_collapse
 from vcpo.metrics.label_values import Stage
 from vcpo.records.journal import EvaluationRecord
+from vcpo.records.reasons import DropReason
 from vcpo.records.step_record import StepRecord, update_fields
-from vcpo.service.lifecycle import peak_memory_bytes
+from vcpo.service.lifecycle import StartError, peak_memory_bytes
 from vcpo.wire.phase import RunPhase
+from vcpo.wire.trajectory import Trajectory
 from vcpo.wire.versions import step_of
 from vcpo_learner.clock import Clock
 from vcpo_learner.ledger.dispatcher import Dispatcher
@@ -40,14 +42,14 @@ from vcpo_learner.telemetry.streaks import streak_fields, usual_step_s
 from vcpo_learner.training.batch_fields import batch_fields
 from vcpo_learner.training.mismatch_watch import MismatchWatch
 from vcpo_learner.training.publication import Publication
-from vcpo_learner.training.quarantine import BrokenBatchError, Exclusion, StepGuard
 from vcpo_learner.training.recovery import Recovery
 from vcpo_learner.training.rollback import Rollback
 from vcpo_learner.training.samples import evaluation_samples, step_samples
 from vcpo_learner.training.saving import RunSaver
 from vcpo_learner.training.tensor_thread import TensorThread
-from vcpo_learner.update.result import UpdateResult
-from vcpo_learner.update.run_health import RunHealth
+from vcpo_learner.troubles import Answer, Trouble, Troubles
+from vcpo_learner.update.policy_update import PolicyUpdate
+from vcpo_learner.update.result import PendingStep, UpdateResult
 
 _LOGGER = logging.getLogger(__name__)
 _POLL_S = 1.0
@@ -64,10 +66,9 @@ class TrainingLoop:
         *,
         dispatcher: Dispatcher,
         log: RedoLog,
-        health: RunHealth,
-        guard: StepGuard,
+        update: PolicyUpdate,
+        troubles: Troubles,
         thread: TensorThread,
-        exclusion: Exclusion,
         saver: RunSaver,
         rollback: Rollback,
         publication: Publication,
@@ -83,10 +84,10 @@ class TrainingLoop:
         self._tokenizer = tokenizer
         self._dispatcher = dispatcher
         self._log = log
-        self._health = health
-        self._guard = guard
+        self._update = update
+        self._health = update.health
+        self._troubles = troubles
         self._thread = thread
-        self._exclusion = exclusion
         self._saver = saver
         self._rollback = rollback
         self._publication = publication
@@ -179,7 +180,7 @@ class TrainingLoop:
         self._signals.start_working()
         version, step = self._dispatcher.policy_version, self._dispatcher.step
         lag_limit_steps = self._dispatcher.lag_limit_at(step)
-        result = await self._update(groups)
+        result = await self._train_on(groups)
         if result is None:
             return True
         self._mismatch.after_step(result)
@@ -189,8 +190,6 @@ class TrainingLoop:
         if is_rolled_back:
             health = self._health
             self._dispatcher.observe_health(health.level, health.rollbacks)
-            # Replay may hold again what was excluded since.
-            self._exclusion.exclude_again(step + 1)
         await self._publication.begin()
         finished_s = self._clock()
         record = self._record(
@@ -226,22 +225,59 @@ class TrainingLoop:
             reason = warning_reason(level, result.warning_score, step)
             self.event(ChangeKind.THROTTLED, lag_change_sentence(before.steps, steps, reason))
 
-    async def _update(self, groups: Sequence[Lease]) -> UpdateResult | None:
-        """Take or skip the update of a batch; return None if groups of it break the update."""
+    async def _train_on(self, groups: Sequence[Lease]) -> UpdateResult | None:
+        """Take or skip the update of a batch; return None if none can be taken: it is dropped."""
         version, ledger = self._dispatcher.policy_version, self._dispatcher.ledger
         try:
-            pending = await self._thread.run(
-                lambda: self._guard.begin(groups, policy_version=version)
-            )
+            pending = await self._thread.run(lambda: self._begin(groups, version))
             # Trajectories that arrived meanwhile are of the version that is still current.
             newest = ledger.newest_trajectories(version, num_tokens=pending.wanted_fresh_tokens)
-            result = await self._thread.run(lambda: self._guard.finish(newest))
-        except BrokenBatchError as error:
-            ledger.return_batch(groups)
-            self._exclusion.exclude(error.reasons, error.reasons, self._dispatcher.step)
-            self._dispatcher.notify()
+            result = await self._thread.run(lambda: self._conclude(newest))
+        except Exception as error:  # a model's own code may raise anything
+            if not self._update.is_whole:
+                raise
+            self._drop(groups, error)
             return None
+        self._troubles.end_row(Trouble.BATCH)
         return result
+
+    def _begin(self, groups: Sequence[Lease], version: int) -> PendingStep:
+        """Compute the gradient of a batch, in the tensor thread."""
+        batch = self._update.draw([group.trajectories for group in groups])
+        return self._update.begin(batch, policy_version=version)
+
+    def _conclude(self, newest: Sequence[Trajectory]) -> UpdateResult:
+        """Take the step, in the tensor thread; without what is beside the batch if that breaks it.
+
+        A group that causes errors is found when it is trained on.
+        """
+        try:
+            return self._update.finish(newest)
+        except Exception:  # as above
+            if newest and self._update.is_whole:
+                return self._update.finish(())
+            raise
+
+    def _drop(self, groups: Sequence[Lease], error: Exception) -> None:
+        """Drop a batch on which no step can be taken; parameters and optimizer are unchanged.
+
+        Raises:
+            StartError: if batches before it broke the update too.
+        """
+        ledger, troubles = self._dispatcher.ledger, self._troubles
+        ledger.return_batch(groups)
+        ledger.drop(groups, DropReason.QUARANTINED)
+        self._dispatcher.notify()
+        why = f"{type(error).__name__}: {error}"[:500]
+        _LOGGER.error("the update fails on a batch", exc_info=error)
+        ids = ", ".join(group.lease_id for group in groups)
+        text = f"{why}; these groups are not trained on: {ids}"
+        if troubles.report(Trouble.BATCH, text, like=why) is Answer.END:
+            raise StartError(
+                f"the update failed on {troubles.in_a_row(Trouble.BATCH)} batches in a row, on the"
+                f" last one with {why}. If memory is short, lower spec.batch.tokensPerMicroBatch,"
+                " spec.batch.microBatchTrajectories or spec.sampling.maxNewTokens"
+            ) from error
 
     async def _between_steps(self, step: int, *, is_rolled_back: bool) -> None:
         """Start an evaluation or write a checkpoint, if one is due.

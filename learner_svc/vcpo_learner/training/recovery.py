@@ -29,7 +29,6 @@ from vcpo_learner.telemetry.gauges import LearnerGauges
 from vcpo_learner.telemetry.run_records import RunRecords
 from vcpo_learner.telemetry.signals import SignalWindow
 from vcpo_learner.telemetry.step_log import StepLog
-from vcpo_learner.training.quarantine import Exclusion
 from vcpo_learner.training.saving import RunSaver
 from vcpo_learner.update.policy_update import PolicyUpdate
 
@@ -46,7 +45,6 @@ class Recovery:
         dispatcher: Dispatcher,
         log: RedoLog,
         saver: RunSaver,
-        exclusion: Exclusion,
         signals: SignalWindow,
         gauges: LearnerGauges,
         records: RunRecords,
@@ -61,7 +59,6 @@ class Recovery:
         self._gauges = gauges
         self._records = records
         self._saver = saver
-        self._exclusion = exclusion
         self._step_log = step_log
 
     def require_unused(self) -> None:
@@ -102,7 +99,6 @@ class Recovery:
             return 0
         self._dispatcher.ledger.restart(log.lost_changes)
         self._dispatcher.resume()
-        self._exclusion.exclude_again(step)
         self._go_on([one for one in records if one.step <= step])
         if checkpoint is not None:
             self._saver.saved_step = step

@@ -36,6 +36,7 @@ from vcpo_learner.model.model_folder import ModelExport
 from vcpo_learner.telemetry.gauges import LearnerGauges
 from vcpo_learner.telemetry.run_records import RunRecords
 from vcpo_learner.training.tensor_thread import TensorThread
+from vcpo_learner.troubles import Trouble, Troubles
 from vcpo_learner.update.policy_update import PolicyUpdate
 
 
@@ -71,6 +72,7 @@ class RunSaver:
         tensor_thread: TensorThread,
         gauges: LearnerGauges,
         records: RunRecords,
+        troubles: Troubles,
     ) -> None:
         self.checkpoints = CheckpointFolder(run_dir / "checkpoints", run)
         self.saved_step = -1
@@ -84,6 +86,7 @@ class RunSaver:
         self._tensor_thread = tensor_thread
         self._gauges = gauges
         self._records = records
+        self._troubles = troubles
         self._file_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="files")
         self._writing: asyncio.Task[None] | None = None
         """The checkpoint on its way to the disk, until it was awaited."""
@@ -225,7 +228,7 @@ class RunSaver:
 
     def _report(self, error: WriteError) -> None:
         self._failure = error
-        self._records.event("DiskFull", f"{error}; the next checkpoint tries again")
+        self._troubles.report(Trouble.WRITE, f"{error}; the next checkpoint tries again")
 
     def _end_error(self) -> StartError:
         newest = f"step {self.saved_step}" if self.saved_step >= 0 else "there is none"

@@ -21,7 +21,7 @@ Source: VCPO, arXiv 2602.17616. Departures from the released reference: `vcpo.al
 
 import math
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from copy import deepcopy
 from dataclasses import replace
@@ -112,7 +112,7 @@ class PolicyUpdate:
         """
         self.commands = commands
         if commands is not None:
-            for name in ("begin", "finish", "rehearse"):
+            for name in ("begin", "finish"):
                 commands.on(name, getattr(self, name))
             for name in ("save_tensors", "load_tensors", "load_shared_state"):
                 commands.on(name, getattr(self, name))
@@ -251,33 +251,10 @@ class PolicyUpdate:
                 result = self._refuse(pending.trajectories, error)
         return replace(result, fresh=fresh.tokens, mismatch=review)
 
-    @on_every_rank
-    def rehearse(self, group: Sequence[Trajectory], *, policy_version: int) -> None:
-        """Compute the gradient of one group, and leave everything unchanged.
-
-        Raises: what the computation raises.
-        """
-        before = deepcopy(self._gradient.state_dict())
-        try:
-            scored = self._gradient.score([group], policy_version)
-            self._gradient.accumulate(scored, [1.0] * len(group))
-        except NonFiniteWeightError:
-            pass  # such a step is skipped; it does not fail
-        except Exception:  # as in `begin`
-            self._recover()
-            raise
-        finally:
-            self._gradient.load_state_dict(before)
-            self._optimizer.zero_grad()
-
     def _recover(self) -> None:
         """Make the model usable after an error in a pass, or the update is not whole any more."""
         self._is_stepping = True
         self._is_stepping = not recover(self._network)
-
-    def forget(self, lease_ids: Collection[str]) -> dict[str, tuple[Trajectory, ...]]:
-        """Discard the responses to these leases from replay; return them by lease."""
-        return {} if self._replay is None else self._replay.remove(lease_ids)
 
     @on_every_rank
     def save_tensors(self, folder: Path | str) -> Future[dict[str, FileChecksum]]:

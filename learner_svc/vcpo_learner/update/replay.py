@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -116,19 +116,6 @@ class ReplayBuffer:
         prompt = pack_token_ids(arrived[0].prompt_token_ids)
         held = self._held.get(prompt, ())
         self._held[prompt] = keep_newest(held, arrived, self._settings.capacity_per_prompt)
-
-    def remove(self, lease_ids: Collection[str]) -> dict[str, tuple[Trajectory, ...]]:
-        """Discard the responses to these leases, and return them by lease."""
-        removed: dict[str, tuple[Trajectory, ...]] = {}
-        remaining: dict[bytes, tuple[Trajectory, ...]] = {}
-        for prompt, held in self._held.items():
-            for each in held:
-                if each.lease_id in lease_ids:
-                    removed[each.lease_id] = (*removed.get(each.lease_id, ()), each)
-                else:
-                    remaining[prompt] = (*remaining.get(prompt, ()), each)
-        self._held = remaining
-        return removed
 
     def exchange(self, groups: Iterable[Sequence[Trajectory]]) -> list[list[Trajectory]]:
         """Add the groups that arrived, and draw groups of the same sizes to train on.

@@ -444,16 +444,6 @@ def test_a_batch_that_is_given_back_is_taken_again(ledger):
     assert ledger.take_batch(step=0, max_policy_lag_steps=1) == batch
 
 
-def test_a_group_in_quarantine_is_dropped_by_name_and_its_prompt_granted_to_nobody(ledger):
-    submit_all(ledger, leases := grant(ledger, 2))
-    (dropped,) = ledger.quarantine([leases[0].lease_id, "unknown"])
-    assert dropped.lease_id == leases[0].lease_id
-    counts = ledger.counts()
-    counts.check()
-    assert (counts.buffered, counts.dropped) == (2, {"quarantined": 2})
-    assert prompts(grant(ledger, 1)) == [2]
-
-
 def test_leases_with_the_newest_tokens_are_preempted_first_and_only_whole(ledger):
     partial, other = grant(ledger, 2, version=3)
     ledger.release("w", [partial.lease_id], [make_partial_response(2)])

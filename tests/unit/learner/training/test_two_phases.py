@@ -94,7 +94,6 @@ class Leader(Rank):
             policies=self.policies,
             weight_server=None,
             gauges=fixture.gauges,
-            traces=fixture.traces,
             clock=time.monotonic,
         )
         self.server = WireServer(keys=None)

@@ -203,17 +203,3 @@ def test_a_smaller_buffer_keeps_the_newest_responses():
 def test_a_setting_out_of_range_is_named(field, value):
     with pytest.raises(ValueError, match=f"{field} is {value}"):
         ReplaySettings(**{field: value})
-
-
-def test_responses_that_are_removed_are_not_drawn_again_and_the_others_are():
-    buffer = make_buffer()
-    good, bad = make_response(1, name="good/0"), make_response(2, name="bad/0")
-    elsewhere = replace(bad, trajectory_id="bad/1", prompt_token_ids=(9,))
-    buffer.add([good, bad])
-    buffer.add([elsewhere])
-    assert buffer.remove(["bad", "unknown"]) == {"bad": (bad, elsewhere)}
-    assert buffer.responses_to((1, 2)) == (good,)
-    assert buffer.remove(["bad"]) == {}
-    assert buffer.remove(["good"]) == {"good": (good,)}
-    assert len(buffer) == 0
-    assert buffer.state_dict()["held"] == []
