@@ -39,6 +39,7 @@ import torch
 from benchmarks.harness.random_llama import random_llama
 from vcpo.api.learner import Learner as LearnerSection
 from vcpo.api.workloads import Precision, Weights
+from vcpo.wire.deltas import apply_deltas, elements_of
 from vcpo.wire.weights import delta_name, verify
 from vcpo_learner.model.published_state import PublishedState, first_rows
 from vcpo_learner.ranks.environment import RankEnvironment
@@ -47,7 +48,6 @@ from vcpo_learner.ranks.sharding import local_part, place_model, whole
 from vcpo_learner.weights.store import PolicyStore, PublishedPolicy
 from vcpo_learner.weights.version_folder import VersionFolder
 from vcpo_rollout.engines.payload_tensors import tensors_of
-from vcpo_rollout.weights.deltas import apply_deltas
 
 _Result = TypeVar("_Result")
 _CHANGED_SHARE = 0.01
@@ -155,7 +155,7 @@ class Worker:
         """Patch the set with a version's delta and verify it."""
         delta = (self._folder / delta_name(policy.manifest.deltas[-1])).read_bytes()
         self.delta_bytes = len(delta)
-        patch_s, _ = cpu_seconds(lambda: apply_deltas(self.payload, [delta]))
+        patch_s, _ = cpu_seconds(lambda: apply_deltas(elements_of(self.payload), [delta]))
         verify_s, _ = cpu_seconds(lambda: verify(self.payload, policy.manifest))
         self.apply_s.append(patch_s + verify_s)
 

@@ -10,8 +10,8 @@ from torch import nn
 from benchmarks.gpu.random_models import QWEN_0_5B, QWEN_1_5B, TINY, make_model
 from benchmarks.gpu.setting import Figures, Setting
 from vcpo.api.workloads import Precision
+from vcpo.wire.deltas import elements_of, write_changes
 from vcpo_learner.model.published_state import PublishedState
-from vcpo_learner.weights.deltas import write_changes
 from vcpo_rollout.engines.payload_tensors import tensors_of
 
 _VERSIONS = 3
@@ -39,7 +39,7 @@ def publishing(setting: Setting) -> Figures:
         changes = parameters.take(Precision.BFLOAT16)
         times_s.append(time.perf_counter() - started_s)
         assert isinstance(changes, dict), "one element in a hundred is a delta"
-        write_changes(full_set, changes)
+        write_changes(elements_of(full_set), changes)
         num_changes = sum(change.positions.size for change in changes.values())
     num_elements = sum(each.numel() for each in model.parameters())
     yield {

@@ -101,7 +101,7 @@ async def _sample(
 
     engine = await asyncio.to_thread(VllmEngine.start, settings, end_token_ids=frozenset())
     try:
-        await engine.swap_weights(PolicyWeights.whole(0, payload))
+        await engine.swap_weights(PolicyWeights(0, payload))
         requests = [
             GenerationRequest(
                 prompt_token_ids=_prompt(number, vocabulary), temperature=1.0, max_new_tokens=tokens

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import uuid
-
 import numpy as np
 
-from vcpo.wire.deltas import element_width
-from vcpo.wire.weights import Payload, TensorSection, tensor_sections
-from vcpo_learner.changed_elements import Bits, ChangedElements
-from vcpo_learner.clock import Clock
-from vcpo_learner.weights.deltas import encode_delta
+from vcpo.wire.deltas import ChangedElements, elements_of, encode_delta
+from vcpo.wire.weights import Payload, tensor_sections
 from vcpo_learner.weights.store import PolicyStore, PublishedPolicy
-from vcpo_learner.weights.version_folder import VersionFolder
 
 
 def changes_between(before: Payload, after: Payload) -> dict[str, ChangedElements]:
     """Return the elements of each tensor whose bits differ; both files have the same layout."""
-    changes = {}
-    for name, section in tensor_sections(after).items():
-        was, now = _bits(before, section), _bits(after, section)
-        positions = np.flatnonzero(was != now)
+    was, changes = elements_of(before), {}
+    for name, now in elements_of(after).items():
+        positions = np.flatnonzero(was[name] != now)
         changes[name] = ChangedElements(positions=positions, bits=now[positions])
     return changes
 
@@ -38,17 +31,3 @@ def prepare(store: PolicyStore, policy_version: int, payload: bytes) -> Publishe
         if len(encode_delta(changes)) < len(payload):
             return store.prepare(policy_version, changes)
     return store.prepare(policy_version, bytearray(payload))
-
-
-def store_in_process(incarnation: str, clock: Clock) -> PolicyStore:
-    """Return a store whose files are in this process, where workers in it see them."""
-    folder = VersionFolder(f"memory://{uuid.uuid4().hex}", incarnation, 0, is_temporary=False)
-    return PolicyStore(folder, incarnation=incarnation, clock=clock)
-
-
-def _bits(payload: Payload, section: TensorSection) -> Bits:
-    num_bytes = section.end - section.begin
-    width = element_width(num_bytes, section.num_elements)
-    return np.frombuffer(
-        payload, dtype=f"<u{width}", count=num_bytes // width, offset=section.begin
-    )

@@ -77,7 +77,7 @@ async def _worse_version(spec: VCPORunSpec) -> float:
         elif version > 1:
             change_state(network.model, 0.1)
         payload = PublishedState(network.model).whole(group.number_format)
-        weights = PolicyWeights.whole(version, bytes(payload))
+        weights = PolicyWeights(version, bytes(payload))
         try:
             await engine.swap_weights(weights if postprocess is None else postprocess(weights))
             sampled = await _sample(engine, version)

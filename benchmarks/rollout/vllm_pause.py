@@ -91,7 +91,7 @@ async def measure(
     pauses: dict[str, list[float]] = {name: [] for name in cases}
     version = 0
     try:
-        await engine.swap_weights(PolicyWeights.whole(version, payload))
+        await engine.swap_weights(PolicyWeights(version, payload))
         for _ in range(rounds):
             for case, names in cases.items():
                 await engine.swap_weights(_weights(payload, names, base=version))
@@ -126,7 +126,7 @@ def _weights(payload: bytes, names: Collection[str] | None, *, base: int) -> Pol
     if names is not None:
         positions = dict.fromkeys(names, first)
         changes = WeightChanges(base_policy_version=base, positions=positions)
-    return PolicyWeights.whole(base + 1, payload, changes=changes)
+    return PolicyWeights(base + 1, payload, changes=changes)
 
 
 def main() -> None:

@@ -32,12 +32,12 @@ from transformers import LlamaForCausalLM
 
 from benchmarks.harness.changes import delta_between
 from benchmarks.harness.successive_versions import Update, make_model, updates
+from vcpo.wire.deltas import apply_deltas, elements_of
 from vcpo.wire.weights import manifest_of, tensor_sections, verify
 from vcpo_rollout.engines.engine import PolicyWeights, WeightChanges
 from vcpo_rollout.engines.hf.decoding import DecodeBatch
 from vcpo_rollout.engines.loading_weights import read_weights, stage_weights
 from vcpo_rollout.engines.payload_tensors import tensors_of
-from vcpo_rollout.weights.deltas import apply_deltas
 
 
 def measure_seconds(function: Callable[[], Any]) -> tuple[float, Any]:
@@ -57,7 +57,7 @@ class Receiver:
 
     def hold(self, version: int, payload: bytearray) -> dict[str, float]:
         """Load a full set read before the pause, then one read in it; return the pauses."""
-        weights = PolicyWeights.whole(version, payload)
+        weights = PolicyWeights(version, payload)
         tensors = read_weights(self.model, weights)
         full_s, _ = measure_seconds(lambda: self.batch.swap(version, tensors))
         reload_s, _ = measure_seconds(
@@ -73,9 +73,9 @@ class Receiver:
         manifest = manifest_of(update.after, policy_version=update.step, incarnation="now")
 
         def apply() -> Any:
-            positions = apply_deltas(self.payload, [delta])
+            positions = apply_deltas(elements_of(self.payload), [delta])
             verify(self.payload, manifest)
-            weights = PolicyWeights.whole(
+            weights = PolicyWeights(
                 update.step,
                 self.payload,
                 changes=WeightChanges(base_policy_version=held, positions=positions),

@@ -375,7 +375,7 @@ async def _swap_in_own_weights(spec: VCPORunSpec, sampler: Sampler) -> None:
         state = load_state(
             model.name, revision=model.revision, trust_remote_code=model.trust_remote_code
         )
-        weights = PolicyWeights.whole(0, safetensors.torch.save(state))
+        weights = PolicyWeights(0, safetensors.torch.save(state))
         return weights if sampler.postprocess is None else sampler.postprocess(weights)
 
     await sampler.engine.swap_weights(await asyncio.to_thread(read))

@@ -72,8 +72,7 @@ def watch(witness: Witness) -> None:
     async def watched_swap(self: HfEngine, weights: PolicyWeights) -> int:
         witness.die_at("swap")
         digest = xxhash.xxh3_64()
-        for shard in weights.shards:
-            digest.update(shard.payload)
+        digest.update(weights.payload)
         witness.say("swapped", version=weights.policy_version, digest=digest.hexdigest())
         running = await swap(self, weights)
         witness.die_at("swapped")

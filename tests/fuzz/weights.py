@@ -8,10 +8,10 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from benchmarks.harness.changes import delta_between
+from tests.fixtures.weight_changes import delta_between
 from tests.fuzz.target import Target
+from vcpo.wire.deltas import apply_deltas, elements_of
 from vcpo.wire.weights import CorruptWeightsError, manifest_of, tensor_sections, verify
-from vcpo_rollout.weights.deltas import apply_deltas
 
 _SIZES = {"U8": 1, "U16": 2, "I64": 8, "U64": 8, "F32": 4, "BF16": 2, "F8_E4M3": 1, "BOOL": 1}
 _NAMES = ("weight", "bias", "weight:gaps", "weight:values", "bias:gaps", "bias:values", ":gaps")
@@ -71,7 +71,7 @@ def _check_delta(data: bytes) -> None:
     """A delta is refused, or changes no byte outside of the base's tensors."""
     try:
         after = bytearray(_BASE)
-        positions = apply_deltas(after, [data])
+        positions = apply_deltas(elements_of(after), [data])
     except CorruptWeightsError:
         return
     assert after[:-15] == _BASE[:-15]
@@ -96,7 +96,7 @@ def _check_round_trip(data: bytes) -> None:
         for part in (data[2 : 2 + size], data[2 + size : 2 + 2 * size])
     )
     patched = bytearray(before)
-    apply_deltas(patched, [delta_between(before, after)])
+    apply_deltas(elements_of(patched), [delta_between(before, after)])
     assert patched == after
 
 

@@ -21,7 +21,7 @@ import math
 import re
 import struct
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import index
 from typing import Any
@@ -40,6 +40,7 @@ _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]*):([0-9]{1,5})")
 """`host:port` or `:port`; brackets hold an IPv6 address."""
 _MAX_PORT = 65535
 
+_DTYPE = re.compile(r"BOOL|(F|BF|I|U)(?P<bits>8|16|32|64)(_E[0-9]M[0-9])?")
 FILE_PATH = re.compile(
     r"/[0-9A-Za-z_-]{1,64}/[0-9]{1,4}/[0-9]{8,20}(-[0-9]{8,20})?\.(?P<form>full|delta)"
 )
@@ -107,19 +108,65 @@ def verify(payload: Payload, manifest: policy_pb2.PolicyManifest) -> None:
     Raises:
         CorruptWeightsError: naming the first tensor that differs.
     """
+    verify_tensors(verify_layout(payload, manifest), manifest)
+
+
+def verify_layout(payload: Payload, manifest: policy_pb2.PolicyManifest) -> dict[str, memoryview]:
+    """Check that a payload has a manifest's tensors; return their bytes, by name.
+
+    Raises:
+        CorruptWeightsError: naming the first tensor that differs.
+    """
     if len(payload) != manifest.total_bytes:
         raise CorruptWeightsError(
             f"payload: must be {manifest.total_bytes} bytes, got {len(payload)}"
         )
-    expected = {entry.name: entry for entry in manifest.tensors}
-    received = {}
-    for entry in _entries(payload):
-        if entry.name in expected:  # a file does not say which rows it holds
-            entry.first_row = expected[entry.name].first_row
-        received[entry.name] = entry
-    for name in sorted(received.keys() | expected.keys()):
-        if received.get(name) != expected.get(name):
+    sections, data = tensor_sections(payload), memoryview(payload)
+    expected = {each.name: (each.dtype, list(each.shape)) for each in manifest.tensors}
+    found = {n: (each.entry.dtype, list(each.entry.shape)) for n, each in sections.items()}
+    for name in sorted(found.keys() | expected.keys()):
+        if found.get(name) != expected.get(name):
             raise CorruptWeightsError(f"tensor {name!r}: differs from the manifest")
+    return {name: data[each.begin : each.end] for name, each in sections.items()}
+
+
+def verify_tensors(tensors: Mapping[str, Any], manifest: policy_pb2.PolicyManifest) -> None:
+    """Check the bytes of all of a manifest's tensors.
+
+    tensors: by name, anything that has its bytes in a row.
+
+    Raises:
+        CorruptWeightsError: naming the first tensor that differs.
+    """
+    for entry in sorted(manifest.tensors, key=lambda each: each.name):
+        if xxhash.xxh3_64_intdigest(tensors[entry.name]) != entry.xxh3:
+            raise CorruptWeightsError(f"tensor {entry.name!r}: differs from the manifest")
+
+
+def element_bytes(dtype: str) -> int:
+    """Return the bytes of one element of a safetensors type.
+
+    Raises:
+        CorruptWeightsError: if there is no such type.
+    """
+    found = _DTYPE.fullmatch(dtype)
+    if found is None:
+        raise CorruptWeightsError(f"dtype: must be a type of safetensors, got {dtype!r:.80}")
+    return int(found["bits"] or 8) // 8
+
+
+def file_header(tensors: Mapping[str, tuple[str, Sequence[int], int]]) -> bytes:
+    """Return the header of a safetensors file whose tensors follow each other in this order.
+
+    tensors: dtype, shape and number of bytes, by name.
+    """
+    described, end = {}, 0
+    for name, (dtype, shape, num_bytes) in tensors.items():
+        begin, end = end, end + num_bytes
+        described[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [begin, end]}
+    text = json.dumps(described, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # tensors begin at a multiple of 8
+    return _LENGTH.pack(len(text)) + text
 
 
 def shards_of(manifest: policy_pb2.PolicyManifest) -> tuple[policy_pb2.PolicyManifest, ...]:

@@ -31,7 +31,7 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from vcpo.api.workloads import Precision
-from vcpo_learner.changed_elements import ChangedElements
+from vcpo.wire.deltas import ChangedElements
 from vcpo_learner.policy_state import policy_state, trainable_parameters, trained_buffers
 from vcpo_learner.ranks.ranks import SHARD
 from vcpo_learner.ranks.sharding import is_sharded, local_part

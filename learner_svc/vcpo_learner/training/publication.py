@@ -26,8 +26,8 @@ from typing import TypeVar
 
 from vcpo.api.workloads import Precision
 from vcpo.metrics.label_values import Stage
+from vcpo.wire.deltas import ChangedElements
 from vcpo.wire.v1 import policy_pb2
-from vcpo_learner.changed_elements import ChangedElements
 from vcpo_learner.clock import Clock
 from vcpo_learner.ledger.dispatcher import Dispatcher
 from vcpo_learner.model.published_state import PublishedState

@@ -19,8 +19,8 @@ import torch.distributed as dist
 from transformers import PreTrainedModel
 
 from vcpo.api.workloads import Precision
+from vcpo.wire.deltas import ChangedElements
 from vcpo.wire.v1 import policy_pb2
-from vcpo_learner.changed_elements import ChangedElements
 from vcpo_learner.model.published_state import PublishedState, first_rows
 from vcpo_learner.ranks.commands import Commands
 from vcpo_learner.ranks.ranks import LostRankError, Ranks

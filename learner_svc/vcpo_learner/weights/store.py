@@ -22,13 +22,12 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from vcpo.wire.deltas import ChangedElements, elements_of, encode_delta, write_changes
 from vcpo.wire.errors import NotFoundError
 from vcpo.wire.v1 import policy_pb2
 from vcpo.wire.weights import delta_name, full_set_name, manifest_of
 from vcpo_learner.change_notifier import ChangeNotifier
-from vcpo_learner.changed_elements import ChangedElements
 from vcpo_learner.clock import Clock
-from vcpo_learner.weights.deltas import encode_delta, write_changes
 from vcpo_learner.weights.version_folder import VersionFolder
 
 DELTAS_SHARE = 0.25
@@ -90,7 +89,7 @@ class PolicyStore:
         else:
             assert self.newest is not None, "changes need a version that they change"
             self._write_delta(self.newest.policy_version, policy_version, encode_delta(weights))
-            write_changes(self.content, weights)
+            write_changes(elements_of(self.content), weights)
         manifest = manifest_of(
             self.content, policy_version=policy_version, incarnation=self.incarnation
         )

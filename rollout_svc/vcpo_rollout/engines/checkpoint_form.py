@@ -9,16 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import revert_weight_conversion
 
-from vcpo_rollout.engines.payload_tensors import TensorRows, WholeTensor, join_rows
 
-
-def in_checkpoint_form(
-    model: PreTrainedModel, tensors: Mapping[str, WholeTensor]
-) -> dict[str, WholeTensor]:
+def in_checkpoint_form(model: PreTrainedModel, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return tensors under the names and in the shapes of a checkpoint.
 
     model: may be without parameters.
@@ -26,6 +23,5 @@ def in_checkpoint_form(
     """
     if not get_model_conversion_mapping(model, add_legacy=False):
         return dict(tensors)
-    whole = {name: join_rows(each) for name, each in tensors.items()}
-    saved = revert_weight_conversion(model, whole)
-    return {name: [TensorRows(rows=each)] for name, each in saved.items()}
+    saved: dict[str, Tensor] = revert_weight_conversion(model, dict(tensors))
+    return saved

@@ -22,8 +22,7 @@ and keeps three promises that training rests on:
 
 What is checked: `vcpo validate` and the worker's start find the class, its methods and the
 arguments of `load`. The learner checks every response: lengths, log-probabilities in range,
-versions that were published. Only the engine can look into its model;
-`held_state.StateChecksums` compares a torch module with a version. The learner computes the
+versions that were published. The learner computes the
 log-probabilities of fresh tokens itself in every step, and a gap that rounding does not explain is
 told or ends the run (`docs/inside/mathematics.md`).
 
@@ -37,8 +36,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Protocol, Self, runtime_checkable
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,6 +47,7 @@ from vcpo.api import VCPORunSpec
 from vcpo.api.workloads import RolloutGroup
 from vcpo.wire.packing import ExpertRoutes
 from vcpo.wire.trajectory import FinishReason, PartialResponse, VersionSpan
+from vcpo.wire.weights import Payload
 from vcpo_rollout.engines.stop_strings import StopStrings
 from vcpo_rollout.gauges import RolloutGauges
 
@@ -119,44 +119,21 @@ class WeightChanges:
     """The elements of a version that differ from an earlier version."""
 
     base_policy_version: int
-    positions: Mapping[str, NDArray[np.int64]]
+    positions: Mapping[str, NDArray[np.signedinteger[Any]]]
     """Rising positions in the flat tensor, [num_changes], by tensor; other tensors are equal."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class WeightShard:
-    """Rows of a version's tensors."""
-
-    payload: bytes | bytearray
-    """A safetensors file. After the swap the next version may be written into it: who needs it
-    longer copies it."""
-    first_rows: Mapping[str, int] = field(default_factory=dict)
-    """Row of the whole tensor that is the payload's first one, by tensor; 0 if it is not named."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class PolicyWeights:
     """One published version, complete and verified."""
 
     policy_version: int
-    shards: tuple[WeightShard, ...]
-    """Together they hold every parameter and persistent buffer under its `transformers` name, each
-    row once."""
+    payload: Payload
+    """A safetensors file with every parameter and persistent buffer under its `transformers` name.
+    After the swap the next version may be written into it: who needs it longer copies it."""
     changes: WeightChanges | None = None
     """Elements that differ from a base version, if they are known: an engine that uses that version
     may write only these."""
-
-    @classmethod
-    def whole(
-        cls,
-        policy_version: int,
-        payload: bytes | bytearray,
-        *,
-        changes: WeightChanges | None = None,
-    ) -> Self:
-        """Return a version in one shard."""
-        shards = (WeightShard(payload=payload),)
-        return cls(policy_version=policy_version, shards=shards, changes=changes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

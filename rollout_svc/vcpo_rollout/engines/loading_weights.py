@@ -1,7 +1,4 @@
-"""Reads and checks a version's weights as a whole, then copies them into a model in place.
-
-A version in shards is not joined: its rows are copied from where they are.
-"""
+"""Reads and checks a version's weights as a whole, then copies them into a model in place."""
 
 from __future__ import annotations
 
@@ -15,13 +12,7 @@ from torch.nn import Module, Parameter
 from vcpo.wire.weights import CorruptWeightsError
 from vcpo_rollout.engines.engine import EngineError, PolicyWeights
 from vcpo_rollout.engines.held_state import held_names, held_tensor
-from vcpo_rollout.engines.payload_tensors import (
-    WholeTensor,
-    elements_at,
-    join_rows,
-    whole_shape,
-    whole_tensors,
-)
+from vcpo_rollout.engines.payload_tensors import tensors_of
 
 _MAX_PROBLEMS_SHOWN = 5
 
@@ -36,7 +27,7 @@ class TensorPatch:
     """[num_changes]."""
 
 
-StagedWeights = Mapping[str, Tensor | WholeTensor | TensorPatch]
+StagedWeights = Mapping[str, Tensor | TensorPatch]
 """New values of a model's state, by the first names of `held_names`."""
 
 
@@ -52,7 +43,7 @@ def stage_weights(model: Module, weights: PolicyWeights, *, in_use: int | None) 
     changes = weights.changes
     if changes is None or changes.base_policy_version != in_use:
         return tensors
-    staged: dict[str, WholeTensor | TensorPatch] = {}
+    staged: dict[str, Tensor | TensorPatch] = {}
     for names in held_names(model):
         positions = next(
             (changes.positions[name] for name in names if name in changes.positions), None
@@ -64,7 +55,7 @@ def stage_weights(model: Module, weights: PolicyWeights, *, in_use: int | None) 
         # `copy_weights` writes through a flat view, and buffers are small.
         if isinstance(held, Parameter) and held.is_contiguous():
             at = torch.from_numpy(positions)
-            values = elements_at(tensor, at).to(held.device, held.dtype)
+            values = tensor.view(-1)[at].to(held.device, held.dtype)
             staged[names[0]] = TensorPatch(positions=at.to(held.device), values=values)
     return staged
 
@@ -86,7 +77,7 @@ def changed_tensors(
     )
 
 
-def read_weights(model: Module, weights: PolicyWeights) -> dict[str, WholeTensor]:
+def read_weights(model: Module, weights: PolicyWeights) -> dict[str, Tensor]:
     """Return the tensors of a version, one per tensor of the model's state.
 
     The version may hold a tied parameter under any or all of its names, with equal values. The keys
@@ -94,7 +85,7 @@ def read_weights(model: Module, weights: PolicyWeights) -> dict[str, WholeTensor
     types of the model, which may be in use in another thread.
 
     Raises:
-        EngineError: when a tensor is missing, unknown, of another shape or not real, or a payload
+        EngineError: when a tensor is missing, unknown, of another shape or not real, or the payload
             is not a safetensors file; the message lists the problems.
     """
     tensors = read_tensors(weights)
@@ -110,16 +101,16 @@ def read_weights(model: Module, weights: PolicyWeights) -> dict[str, WholeTensor
     }
 
 
-def read_tensors(weights: PolicyWeights) -> dict[str, WholeTensor]:
-    """Return the tensors of a version by name, as `whole_tensors`.
+def read_tensors(weights: PolicyWeights) -> dict[str, Tensor]:
+    """Return the tensors of a version by name, as `tensors_of`.
 
     Raises:
-        EngineError: when a payload is not a safetensors file.
+        EngineError: when the payload is not a safetensors file.
     """
     try:
-        return whole_tensors(weights)
+        return tensors_of(weights.payload)
     except CorruptWeightsError as error:
-        num_bytes = sum(len(shard.payload) for shard in weights.shards)
+        num_bytes = len(weights.payload)
         raise EngineError(
             f"payload: {num_bytes} bytes are not a safetensors file: {error}"
         ) from error
@@ -135,13 +126,10 @@ def copy_weights(model: Module, weights: StagedWeights) -> None:
         held = held_tensor(model, name)
         if isinstance(new, TensorPatch):
             held.view(-1).index_copy_(0, new.positions, new.values)
-        elif not isinstance(held, Parameter):
-            copy_buffer(held, new if isinstance(new, Tensor) else join_rows(new))
-        elif isinstance(new, Tensor) or len(new) == 1:
-            held.copy_(new if isinstance(new, Tensor) else new[0].rows)
+        elif isinstance(held, Parameter):
+            held.copy_(new)
         else:
-            for part in new:
-                held.narrow(0, part.first_row, len(part.rows)).copy_(part.rows)
+            copy_buffer(held, new)
 
 
 def copy_buffer(buffer: Tensor, published: Tensor) -> None:
@@ -157,7 +145,7 @@ def copy_buffer(buffer: Tensor, published: Tensor) -> None:
 
 
 def _problems(
-    model: Module, names: list[list[str]], tensors: Mapping[str, WholeTensor]
+    model: Module, names: list[list[str]], tensors: Mapping[str, Tensor]
 ) -> Iterator[str]:
     """Yield one line per tensor that does not fit the model."""
     for names_of_one in names:
@@ -168,16 +156,13 @@ def _problems(
         expected = held_tensor(model, names_of_one[0])
         for name in given:
             tensor = tensors[name]
-            shape, dtype = whole_shape(tensor), tensor[0].rows.dtype
-            if shape != tuple(expected.shape):
-                yield f"{name} has shape {list(shape)}, not {list(expected.shape)}"
-            elif expected.is_floating_point() and not dtype.is_floating_point:
-                yield f"{name} is {dtype}, not a floating-point type"
-            elif not expected.is_floating_point() and dtype != expected.dtype:
-                yield f"{name} is {dtype}, not {expected.dtype}"
-            elif name != given[0] and not torch.equal(
-                join_rows(tensor), join_rows(tensors[given[0]])
-            ):
+            if tensor.shape != expected.shape:
+                yield f"{name} has shape {list(tensor.shape)}, not {list(expected.shape)}"
+            elif expected.is_floating_point() and not tensor.is_floating_point():
+                yield f"{name} is {tensor.dtype}, not a floating-point type"
+            elif not expected.is_floating_point() and tensor.dtype != expected.dtype:
+                yield f"{name} is {tensor.dtype}, not {expected.dtype}"
+            elif name != given[0] and not torch.equal(tensor, tensors[given[0]]):
                 yield f"{name} differs from {given[0]}, to which the model ties it"
     for name in sorted(tensors.keys() - {name for group in names for name in group}):
         yield f"{name} is unknown"

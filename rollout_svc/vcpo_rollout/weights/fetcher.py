@@ -5,62 +5,54 @@ manifest --> shard 0: deltas from what is held, or also a full set --> patch, ve
              shard 1: ...                                                              +--> engine
 ```
 
-Shards arrive side by side, each on its own: one may be patched by deltas while another arrives
-whole, and one that is lost or corrupt leaves the others as they are. Nothing that fails a checksum
-is used, or is a base for what comes later. This module does not touch the engine.
+Shards arrive side by side, each into its rows of one file of whole tensors: one may be patched by
+deltas while another arrives whole, and one that is lost or corrupt leaves the others as they are.
+Nothing that fails a checksum is used, or is a base for what comes later.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
-from vcpo.wire.deltas import chain_to
+from vcpo.wire.deltas import Bits, Positions, apply_deltas, chain_to, elements_of
 from vcpo.wire.v1 import policy_pb2
 from vcpo.wire.weights import (
     CorruptWeightsError,
+    Payload,
     delta_name,
+    element_bytes,
+    file_header,
     full_set_name,
     shards_of,
-    verify,
+    verify_layout,
+    verify_tensors,
 )
-from vcpo_rollout.engines.engine import PolicyWeights, WeightChanges, WeightShard
+from vcpo_rollout.engines.engine import PolicyWeights, WeightChanges
 from vcpo_rollout.transport.learner_client import HeldPolicy
 from vcpo_rollout.transport.weight_files import ArrivingFile, RetiredVersionError, WeightFiles
-from vcpo_rollout.weights.deltas import apply_deltas
 
 _LOGGER = logging.getLogger(__name__)
 _SIDE_BY_SIDE: Final = 8
 """Shards that arrive at one time: enough to fill a network card from servers of their own."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ShardVersion:
-    """A shard of a version, complete and verified."""
-
-    payload: bytearray
-    """The full set in memory, which the next version patches."""
-    base_policy_version: int | None = None
-    """The version that was patched; None if the set arrived whole, or was here."""
-    positions: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)
-    """Rising positions in the shard's flat tensor that differ from the base, by tensor."""
+_Manifests = Sequence[policy_pb2.PolicyManifest]
 
 
 class WeightFetcher:
     """Fetches and verifies versions. Owner: the worker's event loop.
 
-    The payloads that it returns are the full set in memory, which the next `fetch` patches.
+    The payload that it returns is the full set in memory, which the next `fetch` patches.
     """
 
     def __init__(self, files: WeightFiles) -> None:
         self._files = files
+        self._set = _FullSet(())
         self._shards: list[_Shard] = []
         self._is_failing = False
         """Whether the last fetch failed, so that the next failure is not logged."""
@@ -76,11 +68,12 @@ class WeightFetcher:
                 describes none; names the tensor or the field.
         """
         manifests = shards_of(manifest)
-        self._shards = self._shards[: len(manifests)]
-        self._shards += [_Shard(self._files) for _ in manifests[len(self._shards) :]]
+        if not self._set.holds(manifests):
+            self._set = _FullSet(manifests)
+            self._shards = [_Shard(self._files, self._set, each) for each in range(len(manifests))]
         turns = asyncio.Semaphore(_SIDE_BY_SIDE)
 
-        async def bring(shard: _Shard, manifest: policy_pb2.PolicyManifest) -> ShardVersion:
+        async def bring(shard: _Shard, manifest: policy_pb2.PolicyManifest) -> WeightChanges | None:
             async with turns:
                 return await shard.bring_to(manifest)
 
@@ -96,24 +89,95 @@ class WeightFetcher:
             self._is_failing = True
             return None
         self._is_failing = False
-        versions = [each for each in results if isinstance(each, ShardVersion)]
-        return _put_together(manifests, versions)
+        changes = [each for each in results if isinstance(each, WeightChanges)]
+        return PolicyWeights(
+            manifest.policy_version,
+            self._set.payload,
+            changes=_join(changes) if len(changes) == len(manifests) else None,
+        )
+
+
+class _FullSet:
+    """A version's tensors as one safetensors file in memory, in which each shard has its rows."""
+
+    def __init__(self, manifests: _Manifests) -> None:
+        self._layout = _layout(manifests)
+        self._is_in_one_shard = len(manifests) == 1
+        self.payload: Payload = b""
+        self.rows: list[dict[str, Bits]] = [{} for _ in manifests]
+        """By shard: the elements of its rows of each tensor, flat, in the payload's memory."""
+
+    def holds(self, manifests: _Manifests) -> bool:
+        """Return whether its shards have the tensors of these manifests."""
+        return self._layout == _layout(manifests)
+
+    def first_element(self, shard: int, name: str) -> int:
+        """Return the place of a shard's first element in the whole flat tensor."""
+        _, shape, first_row = self._layout[shard][name]
+        return first_row * math.prod(shape[1:])
+
+    def take(self, shard: int, content: bytearray) -> None:
+        """Take a shard's file, whose layout is that of its manifest."""
+        found = elements_of(content)
+        if self._is_in_one_shard:
+            self.payload, self.rows[shard] = content, found
+            return
+        if not self.payload:
+            self._allocate()
+        for name, rows in self.rows[shard].items():
+            rows[:] = found[name].view(rows.dtype)
+
+    def forget(self) -> None:
+        """Make room for a file that takes the place of the set, if it is one."""
+        if self._is_in_one_shard:
+            self.payload, self.rows[0] = b"", {}
+
+    def _allocate(self) -> None:
+        """Lay out a file of whole tensors; its pages take memory as rows are written.
+
+        Raises:
+            CorruptWeightsError: when it does not fit into this machine's memory.
+        """
+        whole: dict[str, tuple[str, tuple[int, ...], int]] = {}
+        for shard in self._layout:
+            for name, (dtype, shape, _) in shard.items():
+                num_rows = shape[0] if shape else 0
+                _, before, _ = whole.get(name, (dtype, (0, *shape[1:]) if shape else (), 0))
+                joined = (before[0] + num_rows, *shape[1:]) if shape else ()
+                whole[name] = dtype, joined, math.prod(joined) * element_bytes(dtype)
+        # Those of wide elements first, so that each begins at a multiple of its elements' width.
+        whole = dict(sorted(whole.items(), key=lambda each: -element_bytes(each[1][0])))
+        header = file_header(whole)
+        try:
+            content = np.empty(
+                len(header) + sum(num_bytes for *_, num_bytes in whole.values()), dtype=np.uint8
+            )
+        except MemoryError as error:
+            raise CorruptWeightsError("payload: must fit into memory") from error
+        content[: len(header)] = np.frombuffer(header, dtype=np.uint8)
+        self.payload = content.data
+        elements = elements_of(self.payload)
+        for number, shard in enumerate(self._layout):
+            for name, (_, shape, _) in shard.items():
+                first = self.first_element(number, name)
+                self.rows[number][name] = elements[name][first : first + math.prod(shape)]
 
 
 class _Shard:
-    """One shard of the version in memory, or nothing."""
+    """One shard of the full set: the version that its rows have, or none."""
 
-    def __init__(self, files: WeightFiles) -> None:
+    def __init__(self, files: WeightFiles, full_set: _FullSet, number: int) -> None:
         self._files = files
+        self._set = full_set
+        self._number = number
         self._held: HeldPolicy | None = None
-        """Version of the payload, which is verified; None if there is none."""
-        self._payload = bytearray()
+        """Version of the rows, which are verified; None if they have none."""
         self._arriving: Sequence[ArrivingFile] = ()
         """What broke off, of the incarnation of the last manifest."""
         self._incarnation = ""
 
-    async def bring_to(self, manifest: policy_pb2.PolicyManifest) -> ShardVersion:
-        """Bring the shard to a version.
+    async def bring_to(self, manifest: policy_pb2.PolicyManifest) -> WeightChanges | None:
+        """Bring the rows to a version; return what changed, None if they arrived whole.
 
         manifest: of this shard.
 
@@ -123,7 +187,7 @@ class _Shard:
         """
         policy = HeldPolicy.from_manifest(manifest)
         if self._held == policy:
-            return ShardVersion(payload=self._payload)
+            return None
         held = self._held
         is_ours = held is not None and held.incarnation == manifest.incarnation
         base_version = held.policy_version if held is not None and is_ours else None
@@ -141,20 +205,42 @@ class _Shard:
             self._arriving = files
             await self._files.read(manifest, files)
             self._arriving = ()
-            payload = files[-1].content if is_whole else self._payload
-            self._forget()  # a set that is half patched is no base
-            positions = await asyncio.to_thread(
-                _patch, payload, manifest, [each.content for each in files[: len(deltas)]]
+            self._held = None  # a set that is half patched is no base
+            whole = files.pop().content if is_whole else None
+            changed = await asyncio.to_thread(
+                self._patch, manifest, whole, [each.content for each in files]
             )
         except (CorruptWeightsError, RetiredVersionError) as error:
             self._arriving = ()
             if isinstance(error, CorruptWeightsError):
                 self._forget()  # the next fetch brings a whole set
             raise
-        self._held, self._payload = policy, payload
-        if is_whole:
-            return ShardVersion(payload=payload)
-        return ShardVersion(payload=payload, base_policy_version=base_version, positions=positions)
+        self._held = policy
+        if base_version is None or is_whole:
+            return None
+        return WeightChanges(base_policy_version=base_version, positions=changed)
+
+    def _patch(
+        self,
+        manifest: policy_pb2.PolicyManifest,
+        whole: bytearray | None,
+        deltas: Sequence[bytearray],
+    ) -> dict[str, Positions]:
+        """Write complete files into the rows and verify them.
+
+        Returns: the changed positions in the whole flat tensors.
+
+        Raises:
+            CorruptWeightsError: when the result is not the manifest's version.
+        """
+        if whole is not None:
+            verify_layout(whole, manifest)
+            self._set.take(self._number, whole)
+        rows = self._set.rows[self._number]
+        changed = apply_deltas(rows, deltas)
+        verify_tensors(rows, manifest)
+        first = self._set.first_element
+        return {name: first(self._number, name) + each for name, each in changed.items()}
 
     def _file(self, name: str, total_bytes: int) -> ArrivingFile:
         """Return a file to read, with the bytes of it that have arrived."""
@@ -164,56 +250,29 @@ class _Shard:
         return ArrivingFile(name=name, total_bytes=total_bytes)
 
     def _forget(self) -> None:
-        self._held, self._payload = None, bytearray()
+        self._held = None
+        self._set.forget()
 
 
-def _patch(
-    payload: bytearray, manifest: policy_pb2.PolicyManifest, deltas: Sequence[bytearray]
-) -> dict[str, NDArray[np.int64]]:
-    """Write complete deltas into a full set and verify it; return what they changed.
-
-    Raises:
-        CorruptWeightsError: when the result is not the manifest's version.
-    """
-    positions = apply_deltas(payload, deltas)
-    verify(payload, manifest)
-    return positions
+def _layout(manifests: _Manifests) -> list[dict[str, tuple[str, tuple[int, ...], int]]]:
+    """Return dtype, shape and first row of each tensor, by shard."""
+    return [
+        {each.name: (each.dtype, tuple(each.shape), each.first_row) for each in shard.tensors}
+        for shard in manifests
+    ]
 
 
-def _put_together(
-    manifests: Sequence[policy_pb2.PolicyManifest], versions: Sequence[ShardVersion]
-) -> PolicyWeights:
-    """Return the whole version; its changes are known if every shard changed the same version."""
-    shards = tuple(
-        WeightShard(
-            payload=version.payload,
-            first_rows={each.name: each.first_row for each in manifest.tensors},
-        )
-        for manifest, version in zip(manifests, versions, strict=True)
+def _join(changes: Sequence[WeightChanges]) -> WeightChanges | None:
+    """Return the changes of all shards as one, if they are of the same version."""
+    if len({each.base_policy_version for each in changes}) > 1:
+        return None
+    parts: defaultdict[str, list[Positions]] = defaultdict(list)
+    for each in changes:
+        for name, positions in each.positions.items():
+            parts[name].append(positions)
+    for found in parts.values():
+        found.sort(key=lambda positions: int(positions[0]) if positions.size else -1)
+    return WeightChanges(
+        base_policy_version=changes[0].base_policy_version,
+        positions={name: np.concatenate(found) for name, found in parts.items()},
     )
-    bases = {version.base_policy_version for version in versions}
-    base = bases.pop()
-    changes = None
-    if base is not None and not bases:
-        changes = WeightChanges(
-            base_policy_version=base, positions=whole_positions(manifests, versions)
-        )
-    policy_version = manifests[0].policy_version
-    return PolicyWeights(policy_version=policy_version, shards=shards, changes=changes)
-
-
-def whole_positions(
-    manifests: Sequence[policy_pb2.PolicyManifest], versions: Sequence[ShardVersion]
-) -> dict[str, NDArray[np.int64]]:
-    """Return the shards' changes as rising positions in the flat whole tensors."""
-    parts: defaultdict[str, list[tuple[int, NDArray[np.int64]]]] = defaultdict(list)
-    for manifest, version in zip(manifests, versions, strict=True):
-        for entry in manifest.tensors:
-            if (changed := version.positions.get(entry.name)) is not None:
-                row_elements = int(np.prod(entry.shape[1:], dtype=np.int64))
-                parts[entry.name].append((entry.first_row * row_elements, changed))
-    whole = {}
-    for name, found in parts.items():
-        found.sort(key=lambda part: part[0])
-        whole[name] = np.concatenate([first + changed for first, changed in found])
-    return whole

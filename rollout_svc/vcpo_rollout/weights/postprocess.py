@@ -18,7 +18,7 @@ from vcpo.api.workloads import Quantization, RolloutGroup
 from vcpo_rollout.engines.adapters import AdapterUse, read_adapters
 from vcpo_rollout.engines.engine import PolicyWeights
 from vcpo_rollout.engines.loading import load_state
-from vcpo_rollout.engines.payload_tensors import joined_tensors
+from vcpo_rollout.engines.payload_tensors import tensors_of
 from vcpo_rollout.weights.quantize_and_noise import QuantizationAndNoise
 
 WeightTransform = Callable[[Mapping[str, Tensor], int], dict[str, Tensor]]
@@ -32,17 +32,16 @@ class WeightPostprocessing:
     transforms: Sequence[WeightTransform]
 
     def __call__(self, weights: PolicyWeights) -> PolicyWeights:
-        """Return the engine's version for a published one, in one shard.
+        """Return the engine's version for a published one.
 
-        Tensors of which several shards hold rows are joined for it, which takes the memory of one
-        more set. No changes are known: an element that was not published anew may differ as well.
+        No changes are known: an element that was not published anew may differ as well.
 
         Raises: EngineError when an adapter does not belong to the run's model.
         """
-        tensors = joined_tensors(weights)
+        tensors = tensors_of(weights.payload)
         for transform in self.transforms:
             tensors = transform(tensors, weights.policy_version)
-        return PolicyWeights.whole(weights.policy_version, safetensors.torch.save(tensors))
+        return PolicyWeights(weights.policy_version, safetensors.torch.save(tensors))
 
 
 def make_postprocessing(

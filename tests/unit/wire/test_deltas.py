@@ -8,11 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.harness.changes import delta_between
-from vcpo.wire.deltas import element_width, filler
-from vcpo.wire.weights import CorruptWeightsError
-from vcpo_learner.weights.deltas import encode_gaps
-from vcpo_rollout.weights.deltas import apply_deltas, decode_gaps, read_delta
+from tests.fixtures.weight_changes import delta_between
+from vcpo.wire.deltas import apply_deltas, decode_gaps, elements_of, encode_gaps, read_delta
+from vcpo.wire.weights import CorruptWeightsError, file_header
 
 NOT_A_NUMBER, OTHER_NOT_A_NUMBER = 0x7FC0, 0x7FC1
 ZERO, MINUS_ZERO, ONE, TWO = 0x0000, 0x8000, 0x3F80, 0x4000
@@ -35,7 +33,7 @@ def apply_delta_of(base, payload):
 def applied(base, *deltas):
     """A copy of the base into which the deltas were written."""
     payload = bytearray(base)
-    apply_deltas(payload, deltas)
+    apply_deltas(elements_of(payload), deltas)
     return payload
 
 
@@ -44,8 +42,9 @@ UNCHANGED = (ONE,) * 300
 
 def test_a_delta_names_the_changed_elements_and_their_new_bits():
     delta = delta_between(bfloat16(*UNCHANGED), bfloat16(ONE, TWO, ZERO, *UNCHANGED[3:]))
-    (change,) = read_delta(delta)
-    assert change.name == "weight"
+    changes = read_delta(delta)
+    assert changes.keys() == {"weight"}
+    change = changes["weight"]
     assert change.positions.tolist() == [1, 2]
     assert change.bits.tolist() == [TWO, ZERO]
 
@@ -73,14 +72,14 @@ def test_bits_that_compare_equal_or_not_at_all_as_numbers_are_carried_over(was, 
 
 def test_a_nan_that_stays_is_no_change():
     payload = bfloat16(NOT_A_NUMBER, *UNCHANGED)
-    assert read_delta(delta_between(payload, payload)) == ()
+    assert read_delta(delta_between(payload, payload)) == {}
 
 
 def test_a_matrix_is_flat_to_a_delta():
     base, payload = (
         bfloat16(*UNCHANGED[2:], one, two, shape=(150, 2)) for one, two in ((ONE, ONE), (ONE, TWO))
     )
-    (change,) = read_delta(delta_between(base, payload))
+    change = read_delta(delta_between(base, payload))["weight"]
     assert change.positions.tolist() == [299]
 
 
@@ -95,7 +94,7 @@ def test_a_delta_of_which_one_tensor_does_not_fit_changes_no_byte():
     fitting = {"weight:gaps": ([0], "u1"), "weight:values": ([TWO], "u2")}
     unknown = {"xyz:gaps": ([0], "u1"), "xyz:values": ([TWO], "u2")}
     with pytest.raises(CorruptWeightsError, match="'xyz' does not fit"):
-        apply_deltas(base, [delta_of(fitting | unknown)])
+        apply_deltas(elements_of(base), [delta_of(fitting | unknown)])
     assert base == bfloat16(ONE, ONE)
 
 
@@ -137,15 +136,20 @@ def test_gaps_are_written_in_the_width_that_takes_fewer_bytes(positions, width, 
     assert (written.itemsize, written.tolist()) == (width, gaps)
 
 
-def test_a_filler_is_the_largest_number_of_its_width():
-    assert [filler(width) for width in (1, 2)] == [255, 65_535]
-
-
 @pytest.mark.parametrize(
-    ("num_bytes", "num_elements", "width"), [(8, 4, 2), (8, 1, 8), (3, 6, 1), (6, 2, 1), (0, 0, 1)]
+    ("dtype", "shape", "num_bytes", "width"),
+    [
+        ("BF16", [4], 8, 2),
+        ("I64", [1], 8, 8),
+        ("F4", [6], 3, 1),
+        ("F24", [2], 6, 1),
+        ("F32", [0], 0, 1),
+    ],
 )
-def test_elements_that_are_no_whole_word_are_compared_by_bytes(num_bytes, num_elements, width):
-    assert element_width(num_bytes, num_elements) == width
+def test_elements_that_are_no_whole_word_are_compared_by_bytes(dtype, shape, num_bytes, width):
+    header = file_header({"a": (dtype, shape, num_bytes)})
+    elements = elements_of(header + bytes(num_bytes))["a"]
+    assert (elements.itemsize, elements.nbytes) == (width, num_bytes)
 
 
 GOOD = {"weight:gaps": ([1], "u1"), "weight:values": ([TWO], "u2")}
@@ -180,7 +184,7 @@ class TestWhatIsNoDelta:
     )
     def test_what_does_not_fit_the_base_is_refused(self, changes, complaint):
         with pytest.raises(CorruptWeightsError, match=complaint):
-            apply_deltas(bytearray(bfloat16(ONE, ONE)), [delta_of(changes)])
+            apply_deltas(elements_of(bytearray(bfloat16(ONE, ONE))), [delta_of(changes)])
 
     def test_a_tensor_of_numbers_that_numpy_lacks_is_refused(self):
         with pytest.raises(CorruptWeightsError, match="delta"):

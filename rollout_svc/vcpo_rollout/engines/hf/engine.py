@@ -34,12 +34,11 @@ from vcpo_rollout.engines.engine import (
     GenerationRequest,
     PolicyWeights,
 )
-from vcpo_rollout.engines.held_state import StateChecksums
 from vcpo_rollout.engines.hf.decoding import DecodeBatch, PartialSequence
 from vcpo_rollout.engines.hf.routes import RouteRecorder
 from vcpo_rollout.engines.limits import RequestLimits
 from vcpo_rollout.engines.loading import load_model_skeleton, place_model, torch_dtype
-from vcpo_rollout.engines.loading_weights import StagedWeights, read_weights, stage_weights
+from vcpo_rollout.engines.loading_weights import StagedWeights, stage_weights
 from vcpo_rollout.engines.stop_strings import StopStrings
 from vcpo_rollout.gauges import RolloutGauges
 
@@ -66,8 +65,6 @@ class _Interrupt:
 class _Swap:
     policy_version: int
     weights: StagedWeights
-    checksums: StateChecksums
-    """Checksums of the whole state after the swap."""
     future: Future[int] = field(default_factory=Future)
 
 
@@ -222,7 +219,6 @@ class HfEngine:
         return _Swap(
             policy_version=weights.policy_version,
             weights=stage_weights(self._model, weights, in_use=self.policy_version),
-            checksums=StateChecksums.of_version(self._model, read_weights(self._model, weights)),
         )
 
     async def close(self) -> None:
@@ -295,12 +291,6 @@ class HfEngine:
             self._batch.swap(command.policy_version, command.weights)
         except StartError as error:
             return error
-        if differing := command.checksums.differing(self._model):
-            more = f" and {len(differing) - 1} more" if len(differing) > 1 else ""
-            raise EngineError(
-                f"{differing[0]}{more}: after the swap the model does not hold the values of policy"
-                f" version {command.policy_version}"
-            )
         return len(self._batch.sequences)
 
     def _drop_cancelled(self) -> None:

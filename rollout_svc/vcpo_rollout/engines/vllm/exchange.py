@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import IO, TypeVar
 
+from torch import Tensor
 from vllm import SamplingParams
 from vllm.distributed.weight_transfer.base import layerwise_groups
 from vllm.outputs import CompletionOutput, WeightVersionSpan
@@ -22,7 +23,7 @@ from vcpo_rollout.engines.engine import (
     GenerationRequest,
     NonFiniteLogitsError,
 )
-from vcpo_rollout.engines.payload_tensors import WholeTensor, write_tensors
+from vcpo_rollout.engines.payload_tensors import write_tensors
 from vcpo_rollout.engines.seeds import token_seed
 
 _Tensor = TypeVar("_Tensor")
@@ -163,7 +164,7 @@ def tensors_to_send(
     return {name: tensors[name] for group in touched for name in group}
 
 
-def write_memory_file(tensors: Mapping[str, WholeTensor]) -> IO[bytes]:
+def write_memory_file(tensors: Mapping[str, Tensor]) -> IO[bytes]:
     """Write tensors to a safetensors file in memory, which vanishes when it is closed.
 
     Such a file (memfd) leaves no name to clean up after a kill, and has no size limit such as a

@@ -23,7 +23,6 @@ from vcpo_rollout.engines.adapters import read_adapters
 from vcpo_rollout.engines.checkpoint_form import in_checkpoint_form
 from vcpo_rollout.engines.engine import EngineError, PolicyWeights
 from vcpo_rollout.engines.loading_weights import changed_tensors, read_tensors, read_weights
-from vcpo_rollout.engines.payload_tensors import TensorRows, join_rows
 from vcpo_rollout.engines.vllm.exchange import tensors_to_send, write_memory_file
 
 _ADAPTER_PLACE: Final = 1
@@ -108,15 +107,14 @@ class AdapterLoader:
 
         The folder has the configuration only: the tensors are in memory, behind a link.
         """
-        published = {name: join_rows(each) for name, each in read_tensors(weights).items()}
-        adapters = list(read_adapters(published, self._shapes))
+        adapters = list(read_adapters(read_tensors(weights), self._shapes))
         if not adapters:
             raise EngineError("payload: holds no adapter, and this run trains adapters only")
         tensors = {}
         for adapter in adapters:
             name = f"base_model.model.{adapter.layer}"
-            tensors[f"{name}.lora_A.weight"] = [TensorRows(rows=adapter.a)]
-            tensors[f"{name}.lora_B.weight"] = [TensorRows(rows=adapter.b)]
+            tensors[f"{name}.lora_A.weight"] = adapter.a
+            tensors[f"{name}.lora_B.weight"] = adapter.b
         settings = {
             "peft_type": "LORA",
             "r": self._lora.rank,

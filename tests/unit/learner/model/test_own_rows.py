@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from benchmarks.harness.changes import store_in_process
 from tests.fixtures.learner.models import llama, with_buffers
 from tests.fixtures.learner.ranks import run_ranks
+from tests.fixtures.weight_changes import store_in_process
 from vcpo.api.workloads import Lora, Precision
 from vcpo.wire.weights import tensor_sections, verify
 from vcpo_learner.model.lora import add_adapters

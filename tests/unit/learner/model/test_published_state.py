@@ -7,13 +7,13 @@ import torch
 
 from tests.fixtures.learner.models import llama, with_buffers
 from vcpo.api.workloads import Lora, Precision
+from vcpo.wire.deltas import elements_of, write_changes
 from vcpo_learner.model.lora import add_adapters
 from vcpo_learner.model.published_state import (
     PublishedState,
     changes_on_cpu,
     changes_on_device,
 )
-from vcpo_learner.weights.deltas import write_changes
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 BFLOAT16, FLOAT32 = Precision.BFLOAT16, Precision.FLOAT32
@@ -115,7 +115,7 @@ def test_a_set_that_gets_the_changes_of_each_version_equals_the_parameters(preci
         changes = parameters.take(precision)
         num_changes = sum(change.positions.size for change in changes.values())
         assert 0 < num_changes < 0.1 * sum(each.numel() for each in model.parameters())
-        write_changes(published, changes)
+        write_changes(elements_of(published), changes)
         assert published == PublishedState(model).whole(precision)
 
 

@@ -8,7 +8,6 @@ import pytest_asyncio
 import safetensors.torch
 import torch
 
-from benchmarks.harness.changes import prepare
 from tests.fixtures.learner.dispatcher import (
     INCARNATION,
     dispatcher_fixture,
@@ -16,6 +15,7 @@ from tests.fixtures.learner.dispatcher import (
     make_trajectory,
 )
 from tests.fixtures.rollout.worker import learner_fixture, serve_services
+from tests.fixtures.weight_changes import prepare
 from vcpo.records.reasons import SetAsideCause
 from vcpo.wire.errors import set_aside_error
 from vcpo.wire.packing import pack_logprobs, pack_token_ids

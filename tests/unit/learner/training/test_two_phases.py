@@ -35,7 +35,7 @@ from vcpo_learner.training.publication import Publication
 from vcpo_learner.training.tensor_thread import TensorThread
 from vcpo_learner.weights.store import PolicyStore
 from vcpo_learner.weights.version_folder import VersionFolder
-from vcpo_rollout.engines.payload_tensors import joined_tensors
+from vcpo_rollout.engines.payload_tensors import tensors_of
 from vcpo_rollout.gauges import RolloutGauges
 from vcpo_rollout.transport.weight_files import WeightFiles
 from vcpo_rollout.weights.fetcher import WeightFetcher
@@ -143,7 +143,7 @@ class Worker:
 
     def tensors(self):
         """The whole tensors by name, of the rows of all shards."""
-        return joined_tensors(self.weights)
+        return tensors_of(self.weights.payload)
 
 
 def follow(ranks, run_dir):

@@ -7,15 +7,14 @@ import pytest
 import safetensors.torch
 import torch
 
-from benchmarks.harness.changes import prepare, store_in_process
 from tests.fixtures.learner.dispatcher import INCARNATION, ManualClock, settle
+from tests.fixtures.weight_changes import prepare, store_in_process
 from vcpo.api.workloads import Weights
-from vcpo.wire.deltas import chain_to
+from vcpo.wire.deltas import apply_deltas, chain_to, elements_of
 from vcpo.wire.errors import NotFoundError
 from vcpo.wire.weights import delta_name, full_set_name, verify
 from vcpo_learner.weights.store import PolicyStore
 from vcpo_learner.weights.version_folder import VersionFolder
-from vcpo_rollout.weights.deltas import apply_deltas
 
 
 @pytest.fixture
@@ -109,7 +108,7 @@ def read_whole(store):
     read = store._folder._files.cat_file
     folder = store._folder._path
     payload = bytearray(read(f"{folder}/{full_set_name(store.newest.manifest.full_set_version)}"))
-    apply_deltas(payload, [read(f"{folder}/{delta_name(each)}") for each in deltas])
+    apply_deltas(elements_of(payload), [read(f"{folder}/{delta_name(each)}") for each in deltas])
     return payload
 
 

@@ -11,7 +11,6 @@ from transformers import (
 )
 
 from vcpo_rollout.engines.checkpoint_form import in_checkpoint_form
-from vcpo_rollout.engines.payload_tensors import TensorRows, join_rows
 
 SIZES = {
     "vocab_size": 16,
@@ -37,15 +36,10 @@ def test_a_version_gets_the_names_and_shapes_of_the_saved_model(family, tmp_path
     model = AutoModelForCausalLM.from_config(CONFIGS[family])
     model.save_pretrained(tmp_path)
     state = model.state_dict()
-    # As two ranks send them: rows in two parts.
-    parts = {
-        name: [TensorRows(rows=each[:1]), TensorRows(rows=each[1:], first_row=1)]
-        for name, each in state.items()
-    }
     with torch.device("meta"):
         skeleton = AutoModelForCausalLM.from_config(CONFIGS[family])
-    found = in_checkpoint_form(skeleton, parts)
+    found = in_checkpoint_form(skeleton, state)
     expected = load_file(tmp_path / "model.safetensors")
     assert found.keys() == expected.keys()
     for name, tensor in expected.items():
-        assert torch.equal(join_rows(found[name]), tensor), name
+        assert torch.equal(found[name], tensor), name

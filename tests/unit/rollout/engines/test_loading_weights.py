@@ -8,11 +8,10 @@ import pytest
 import safetensors.torch
 import torch
 
-from vcpo_rollout.engines.engine import EngineError, PolicyWeights, WeightChanges, WeightShard
+from vcpo_rollout.engines.engine import EngineError, PolicyWeights, WeightChanges
 from vcpo_rollout.engines.loading_weights import (
     changed_tensors,
     copy_weights,
-    read_tensors,
     read_weights,
     stage_weights,
 )
@@ -22,7 +21,7 @@ NORM, HEAD, EMBEDDING = "model.norm.weight", "lm_head.weight", "model.embed_toke
 
 
 def version_of(payload):
-    return PolicyWeights.whole(0, payload)
+    return PolicyWeights(0, payload)
 
 
 def payload_with(tensors, **changes):
@@ -68,8 +67,8 @@ def test_tensors_that_do_not_fit_are_named(make_model, parameters, changes, prob
 def test_weights_that_are_not_numbers_are_read_as_they_are(make_model, parameters):
     model = make_model()
     payload = payload_with(parameters(model), lm_head__weight=torch.full((40, 32), torch.nan))
-    (part,) = read_weights(model, version_of(payload))[HEAD]
-    assert torch.isnan(part.rows).all()
+    found = read_weights(model, version_of(payload))[HEAD]
+    assert torch.isnan(found).all()
 
 
 def test_all_problems_are_reported_at_once_up_to_a_number(make_model):
@@ -101,15 +100,13 @@ class TestChanges:
         tensors[EMBEDDING].view(-1)[[1, 4]] += 1.0
         changes = WeightChanges(base_policy_version=1, positions={EMBEDDING: np.array([1, 4])})
         payload = safetensors.torch.save(tensors)
-        return PolicyWeights.whole(2, payload, changes=changes)
+        return PolicyWeights(2, payload, changes=changes)
 
     def test_only_they_are_written_over_the_version_they_change(self, make_model, weights):
         model = make_model(tied=True)
         model.model.norm.weight.data.fill_(7.0)
         copy_weights(model, stage_weights(model, weights, in_use=1))
-        assert torch.equal(
-            model.lm_head.weight, safetensors.torch.load(weights.shards[0].payload)[EMBEDDING]
-        )
+        assert torch.equal(model.lm_head.weight, safetensors.torch.load(weights.payload)[EMBEDDING])
         assert bool((model.model.norm.weight == 7.0).all())
 
     @pytest.mark.parametrize("in_use", [None, 0, 2])
@@ -118,7 +115,7 @@ class TestChanges:
     ):
         model = make_model(seed=5, tied=True)
         copy_weights(model, stage_weights(model, weights, in_use=in_use))
-        expected = safetensors.torch.load(weights.shards[0].payload)
+        expected = safetensors.torch.load(weights.payload)
         assert all(torch.equal(value, expected[name]) for name, value in parameters(model).items())
 
     @pytest.mark.parametrize(("in_use", "names"), [(1, {EMBEDDING}), (0, None), (None, None)])
@@ -143,78 +140,14 @@ class TestChanges:
         embedding = model.get_parameter(EMBEDDING)
         embedding.data = torch.zeros_like(embedding).t().contiguous().t()
         copy_weights(model, stage_weights(model, weights, in_use=1))
-        assert torch.equal(
-            model.lm_head.weight, safetensors.torch.load(weights.shards[0].payload)[EMBEDDING]
-        )
+        assert torch.equal(model.lm_head.weight, safetensors.torch.load(weights.payload)[EMBEDDING])
 
 
-class TestShards:
-    """The rows of every tensor lie in two shards, those of the norms in the first alone."""
-
-    @staticmethod
-    def shards_of(tensors):
-        first, second, first_rows = {}, {}, {}
-        for name, tensor in tensors.items():
-            middle = len(tensor) if "norm" in name else len(tensor) // 3
-            first[name], first_rows[name] = tensor[:middle].clone(), middle
-            if middle < len(tensor):
-                second[name] = tensor[middle:].clone()
-        later = {name: first_rows[name] for name in second}
-        return (
-            WeightShard(payload=safetensors.torch.save(second), first_rows=later),
-            WeightShard(payload=safetensors.torch.save(first)),
-        )
-
-    def test_their_rows_are_copied_to_where_they_belong(self, make_model, parameters):
-        published, model = parameters(make_model(seed=1)), make_model(seed=2)
-        weights = PolicyWeights(policy_version=0, shards=self.shards_of(published))
-        copy_weights(model, read_weights(model, weights))
-        assert all(torch.equal(value, published[name]) for name, value in model.named_parameters())
-
-    def test_changes_on_both_sides_of_a_cut_are_written(self, make_model, parameters):
-        model = make_model(seed=1)
-        published = parameters(model)
-        elements = [0, 13 * 32 - 1, 13 * 32, 40 * 32 - 1]  # the head's 40 rows are cut at 13
-        published[HEAD].view(-1)[elements] += 1.0
-        changes = WeightChanges(base_policy_version=1, positions={HEAD: np.array(elements)})
-        shards = self.shards_of(published)
-        weights = PolicyWeights(policy_version=2, shards=shards, changes=changes)
-        copy_weights(model, stage_weights(model, weights, in_use=1))
-        assert all(torch.equal(value, published[name]) for name, value in model.named_parameters())
-
-    def test_a_tied_tensor_may_be_cut_at_other_rows_under_each_name(self, make_model, parameters):
-        tensors = parameters(make_model(seed=1, tied=True))
-        shared = tensors.pop(EMBEDDING)
-        parts = [
-            {**tensors, HEAD: shared[:5], EMBEDDING: shared[:9]},
-            {HEAD: shared[5:], EMBEDDING: shared[9:]},
-        ]
-        files = [
-            safetensors.torch.save({name: each.clone() for name, each in part.items()})
-            for part in parts
-        ]
-        shards = (
-            WeightShard(payload=files[0]),
-            WeightShard(payload=files[1], first_rows={HEAD: 5, EMBEDDING: 9}),
-        )
-        model = make_model(seed=2, tied=True)
-        weights = PolicyWeights(policy_version=0, shards=shards)
-        copy_weights(model, read_weights(model, weights))
-        assert torch.equal(model.lm_head.weight, shared)
-
-    def test_a_shape_that_does_not_fit_is_that_of_the_whole(self, make_model, parameters):
-        model = make_model()
-        published = {**parameters(model), HEAD: torch.zeros(42, 32)}
-        weights = PolicyWeights(policy_version=0, shards=self.shards_of(published))
-        with pytest.raises(EngineError, match=rf"{HEAD} has shape \[42, 32\], not \[40, 32\]"):
-            read_weights(model, weights)
-
-    def test_one_file_is_written_of_them_without_joining(self, parameters, make_model):
-        published = parameters(make_model(seed=1))
-        published["scale"], published["empty"] = torch.tensor([0.5]), torch.zeros(1, 0)
-        weights = PolicyWeights(policy_version=0, shards=self.shards_of(published))
-        file = io.BytesIO()
-        write_tensors(read_tensors(weights), file)
-        found = safetensors.torch.load(file.getvalue())
-        assert found.keys() == published.keys()
-        assert all(torch.equal(found[name], tensor) for name, tensor in published.items())
+def test_one_file_is_written_of_tensors(parameters, make_model):
+    published = parameters(make_model(seed=1))
+    published["scale"], published["empty"] = torch.tensor([0.5]), torch.zeros(1, 0)
+    file = io.BytesIO()
+    write_tensors(published, file)
+    found = safetensors.torch.load(file.getvalue())
+    assert found.keys() == published.keys()
+    assert all(torch.equal(each, published[name]) for name, each in found.items())

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.harness.changes import prepare, store_in_process
 from tests.fixtures.learner.dispatcher import INCARNATION, ManualClock
 from tests.fixtures.rollout.policy_versions import (
     cut_at,
@@ -17,6 +16,7 @@ from tests.fixtures.rollout.policy_versions import (
     served_versions,
     weight_files,
 )
+from tests.fixtures.weight_changes import prepare, store_in_process
 from vcpo.metrics import RolloutMetrics
 from vcpo.wire.weights import CorruptWeightsError
 from vcpo_rollout.weights.fetcher import WeightFetcher
@@ -49,7 +49,7 @@ async def test_whoever_holds_nothing_gets_the_full_set_and_the_deltas_after_it()
     with learner_and_worker(0, 1) as (learner, worker):
         weights = await worker.fetch()
         assert learner.requested() == ["00000000-00000001.delta", "00000000.full"]
-    assert (weights.policy_version, weights.shards[0].payload, weights.changes) == (
+    assert (weights.policy_version, weights.payload, weights.changes) == (
         1,
         payload_of(1),
         None,
@@ -63,7 +63,7 @@ async def test_whoever_holds_a_version_gets_the_deltas_from_there():
         learner.num_bytes = 0
         weights = await worker.fetch()
         assert learner.num_bytes < len(payload_of(5)) / 10
-    assert weights.shards[0].payload == payload_of(5)
+    assert weights.payload == payload_of(5)
     assert weights.changes.base_policy_version == 0
     ((name, positions),) = weights.changes.positions.items()
     assert (name, positions.tolist()) == ("layer.weight", [0, 1, 2, 3, 4])
@@ -76,7 +76,7 @@ async def test_elements_that_change_twice_stand_once_among_the_changes():
         weights = await worker.fetch()
     (positions,) = weights.changes.positions.values()
     assert positions.tolist() == [0, 1]
-    assert weights.shards[0].payload == payload_of(2)
+    assert weights.payload == payload_of(2)
 
 
 async def test_a_worker_that_is_too_far_behind_gets_the_full_set():
@@ -88,7 +88,7 @@ async def test_a_worker_that_is_too_far_behind_gets_the_full_set():
         *deltas, full = learner.requested()
         assert full.endswith(".full")
         assert all(each.endswith(".delta") for each in deltas)
-    assert (weights.shards[0].payload, weights.changes) == (payload_of(89), None)
+    assert (weights.payload, weights.changes) == (payload_of(89), None)
 
 
 async def test_a_version_retired_meanwhile_is_distinguished_from_a_corrupt_one():
@@ -98,7 +98,7 @@ async def test_a_version_retired_meanwhile_is_distinguished_from_a_corrupt_one()
             prepared = learner.store.prepare(version, bytearray(payload_of(version)))
             learner.store.publish(prepared)
         assert await worker.fetch(manifest) is None
-        assert (await worker.fetch()).shards[0].payload == payload_of(2)
+        assert (await worker.fetch()).payload == payload_of(2)
 
 
 @pytest.mark.parametrize("is_held", [False, True], ids=["whole", "delta"])
@@ -120,7 +120,7 @@ async def test_a_transfer_broken_anywhere_resumes_where_it_stopped(is_held, offs
             == once
             == worker.num_bytes("server") - (manifest.total_bytes if is_held else 0)
         )
-    assert weights.shards[0].payload == payload_of(7 if is_held else 0)
+    assert weights.payload == payload_of(7 if is_held else 0)
 
 
 @settings(deadline=None, max_examples=60)
@@ -134,7 +134,7 @@ async def test_a_flipped_bit_of_a_delta_is_refused_or_changes_nothing(position, 
             weights = await worker.fetch()
         except CorruptWeightsError:
             return
-    assert weights.shards[0].payload == payload_of(7)
+    assert weights.payload == payload_of(7)
 
 
 @settings(deadline=None, max_examples=30)
@@ -145,7 +145,7 @@ async def test_a_flipped_bit_of_a_full_set_is_refused_and_the_tensor_named(posit
         learner.failures = [flip_bit(header_bytes + position, bit)]
         with pytest.raises(CorruptWeightsError, match=r"tensor 'layer\.weight': differs"):
             await worker.fetch()
-        assert (await worker.fetch()).shards[0].payload == payload_of(7)
+        assert (await worker.fetch()).payload == payload_of(7)
 
 
 async def test_a_full_set_that_a_wrong_delta_spoiled_is_no_base_for_the_next():
@@ -156,7 +156,7 @@ async def test_a_full_set_that_a_wrong_delta_spoiled_is_no_base_for_the_next():
         with pytest.raises(CorruptWeightsError, match=r"tensor 'layer\.weight': differs"):
             await worker.fetch()
         learner.requested()
-        assert (await worker.fetch()).shards[0].payload == payload_of(7)
+        assert (await worker.fetch()).payload == payload_of(7)
         assert learner.requested() == ["00000000-00000007.delta", "00000000.full"]
 
 
@@ -193,7 +193,7 @@ async def test_another_incarnation_at_the_same_port_is_fetched_whole():
         learner.restart("another")
         learner.publish(0, 1)
         learner.requested()
-        assert (await worker.fetch()).shards[0].payload == payload_of(1)
+        assert (await worker.fetch()).payload == payload_of(1)
         assert learner.requested() == ["00000000-00000001.delta", "00000000.full"]
         # What the incarnation before has written can be told from it by its path.
         paths = [path for path, _ in learner.requests]
@@ -207,7 +207,7 @@ async def test_what_broke_off_is_not_completed_by_another_incarnations_bytes():
         assert await worker.fetch() is None
         learner.restart("another")
         learner.publish(0)
-        assert (await worker.fetch()).shards[0].payload == payload_of(0)
+        assert (await worker.fetch()).payload == payload_of(0)
         assert [offset for _, offset in learner.requests] == [0, 0]
 
 
@@ -219,7 +219,7 @@ async def test_a_held_set_that_is_no_longer_what_it_was_is_found_out():
         manifest.tensors[0].xxh3 ^= 1
         with pytest.raises(CorruptWeightsError, match="tensor 'layer"):
             await worker.fetch(manifest)
-        assert (await worker.fetch()).shards[0].payload == payload_of(1)
+        assert (await worker.fetch()).payload == payload_of(1)
 
 
 async def test_a_file_of_another_size_is_refused():
@@ -243,8 +243,8 @@ async def test_the_full_set_in_memory_is_patched_and_not_replaced():
         first = await worker.fetch()
         learner.publish(1)
         second = await worker.fetch()
-    assert second.shards[0].payload is first.shards[0].payload
-    assert second.shards[0].payload == payload_of(1)
+    assert second.payload is first.payload
+    assert second.payload == payload_of(1)
 
 
 async def test_a_file_that_is_removed_while_it_is_sent_is_sent_to_its_end():
@@ -256,7 +256,7 @@ async def test_a_file_that_is_removed_while_it_is_sent_is_sent_to_its_end():
 
         learner.failures = [removed]
         manifest = learner.manifest()
-        assert (await worker.fetch(manifest)).shards[0].payload == payload_of(0)
+        assert (await worker.fetch(manifest)).payload == payload_of(0)
         assert await Worker(learner).fetch(manifest) is None
 
 
@@ -269,7 +269,7 @@ async def test_whoever_sees_the_folder_reads_in_place_and_asks_no_server():
         assert worker.num_bytes("store") == manifest.total_bytes + manifest.deltas[0].total_bytes
         learner.store_folder.keep([])
         assert await Worker(learner).fetch(manifest) is None
-    assert weights.shards[0].payload == payload_of(1)
+    assert weights.payload == payload_of(1)
 
 
 async def test_an_object_store_is_read_by_its_url_and_corrupt_files_are_refused():
@@ -278,7 +278,7 @@ async def test_an_object_store_is_read_by_its_url_and_corrupt_files_are_refused(
         store.publish(prepare(store, version, payload_of(version)))
     manifest = store.newest.manifest
     worker = Worker(None)
-    assert (await worker.fetch(manifest)).shards[0].payload == payload_of(1)
+    assert (await worker.fetch(manifest)).payload == payload_of(1)
     assert worker.num_bytes("store") > manifest.total_bytes
     files = store._folder._files
     path = f"{store._folder._path}/00000000.full"

@@ -3,7 +3,6 @@ import safetensors.torch
 import torch
 
 from tests.fixtures.learner.dispatcher import make_run
-from tests.fixtures.rollout.shards import cut_in_two
 from vcpo.api.workloads import Quantization
 from vcpo_rollout.engines.adapters import AdapterUse
 from vcpo_rollout.engines.engine import PolicyWeights
@@ -66,17 +65,8 @@ def test_transforms_follow_one_another_from_file_to_file():
         return {name: each + policy_version for name, each in tensors.items()}
 
     payload = safetensors.torch.save({"a": torch.tensor([1.0, 2.0])})
-    found = WeightPostprocessing(transforms=[double, add_version])(PolicyWeights.whole(5, payload))
-    assert safetensors.torch.load(found.shards[0].payload)["a"].tolist() == [7.0, 9.0]
-
-
-def test_shards_are_joined_for_what_needs_whole_matrices():
-    generator = torch.Generator().manual_seed(0)
-    payload = safetensors.torch.save({"layer.weight": torch.randn(9, 16, generator=generator)})
-    whole = PolicyWeights.whole(5, payload)
-    rounding = QuantizationAndNoise(quantization=Quantization.FP8, noise=None, seed=0)
-    postprocess = WeightPostprocessing(transforms=[rounding])
-    assert postprocess(cut_in_two(whole)).shards[0].payload == postprocess(whole).shards[0].payload
+    found = WeightPostprocessing(transforms=[double, add_version])(PolicyWeights(5, payload))
+    assert safetensors.torch.load(found.payload)["a"].tolist() == [7.0, 9.0]
 
 
 def test_a_model_that_is_nowhere_is_named():

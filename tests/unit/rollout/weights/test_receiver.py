@@ -149,7 +149,7 @@ async def test_a_prepared_version_is_what_the_engine_gets_under_its_own_label(se
     async with follow_server(server, engine, rounding) as (receiver, _):
         assert (await receiver.wait_for_other(None)).policy_version == 3
     assert [weights.policy_version for weights in taken] == [3]
-    tensors = safetensors.torch.load(taken[0].shards[0].payload)
+    tensors = safetensors.torch.load(taken[0].payload)
     torch.testing.assert_close(tensors["layer.weight"], torch.tensor([[1.27, 0.01]]))
 
 

@@ -6,7 +6,6 @@ import pytest
 import pytest_asyncio
 import torch
 
-from tests.fixtures.rollout.shards import cut_in_two
 from tests.fixtures.vocabularies import tokenizer_of
 from tests.unit.rollout.engines.vllm.scoring import assert_scored_by_its_versions
 from tests.unit.rollout.engines.vllm.tiny_adapters import (
@@ -77,7 +76,7 @@ class TestServedAdapters:
         for version in (21, 22, 23):
             tensors = make_adapters(base, seed=version)
             weights = version_of(tensors, version)
-            await engine.swap_weights(cut_in_two(weights) if version == 23 else weights)
+            await engine.swap_weights(weights)
             generation = await engine.generate(request)
             assert [span.policy_version for span in generation.version_spans] == [version]
             models = {version: adapted(base, tensors)}

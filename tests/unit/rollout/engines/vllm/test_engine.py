@@ -8,7 +8,6 @@ import pytest_asyncio
 import torch
 from prometheus_client import REGISTRY
 
-from tests.fixtures.rollout.shards import cut_in_two
 from tests.fixtures.vocabularies import tokenizer_of
 from tests.unit.rollout.engines.vllm.scoring import (
     assert_scored_by_its_versions,
@@ -252,19 +251,6 @@ class TestEngine:
         request = make_request(PROMPT, max_new_tokens=1)
         base = build(seed=81, tied=tied)
         await check_swap_by_changes(tied_engine if tied else engine, base, names, request, publish)
-
-    async def test_a_version_in_shards_is_loaded_as_if_it_were_whole(
-        self, engine, make_request, publish
-    ):
-        request, names = make_request(PROMPT, max_new_tokens=1), ["model.norm.weight"]
-        base = build(seed=86)
-        successor = double_parameters(base, names)
-        await engine.swap_weights(publish(successor, 1))
-        expected = await first_logprobs(engine, request)
-        await engine.swap_weights(cut_in_two(publish(base, 2)))
-        changes = with_changes(publish(successor, 3), base=2, names=names)
-        await engine.swap_weights(cut_in_two(changes))
-        assert_equal_where_both_sampled(await first_logprobs(engine, request), expected)
 
     async def test_a_layer_that_did_not_change_is_not_sent(self, engine, make_request, publish):
         request = make_request(PROMPT, max_new_tokens=1)

@@ -34,7 +34,7 @@ def make_adapters(base, *, seed, size=0.2):
 
 
 def version_of(tensors, policy_version):
-    return PolicyWeights.whole(policy_version, safetensors.torch.save(tensors))
+    return PolicyWeights(policy_version, safetensors.torch.save(tensors))
 
 
 @torch.no_grad()

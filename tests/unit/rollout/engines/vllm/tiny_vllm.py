@@ -99,7 +99,7 @@ def assert_equal_where_both_sampled(found, expected):
 
 def with_changes(weights, *, base, names):
     """The same version as one of which these tensors differ from the base, in every element."""
-    sections = safetensors.torch.load(weights.shards[0].payload)
+    sections = safetensors.torch.load(weights.payload)
     positions = {name: np.arange(sections[name].numel()) for name in names}
     changes = WeightChanges(base_policy_version=base, positions=positions)
     return replace(weights, changes=changes)
