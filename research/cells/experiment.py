@@ -64,7 +64,6 @@ def step_columns(updates: Sequence[UpdateResult]) -> StepColumns:
             None if ratio is None else ratio * len(each.log_weights)
             for ratio, each in zip(ess_ratios, updates, strict=True)
         ),
-        kl_per_token=tuple(each.diagnostics.get("kl_per_token") for each in updates),
         gradient_norm=tuple(each.gradient_norm for each in updates),
         learning_rate=tuple(each.learning_rate for each in updates),
     )

@@ -23,7 +23,6 @@ _DIGITS: Final = {
     "ess_ratio": 5,
     "on_policy_ess_ratio": 5,
     "ess": 5,
-    "kl_per_token": 4,
     "gradient_norm": 2,
     "learning_rate": 3,
 }
@@ -50,8 +49,6 @@ class StepColumns:
     on_policy_ess_ratio: _Numbers
     ess: _Optionals
     """Effective sample size, in trajectories; None when a weight has no value."""
-    kl_per_token: _Optionals
-    """KL divergence from behavior to target policy, nats; None when a weight has no value."""
     gradient_norm: _Numbers
     """Before clipping; 0 when there is none."""
     learning_rate: _Numbers | None
@@ -283,7 +280,6 @@ def _read_columns(columns: Mapping[str, Any], trajectories: int) -> StepColumns:
         ess_ratio=tuple(columns["ess_ratio"]),
         on_policy_ess_ratio=tuple(columns["on_policy_ess_ratio"]),
         ess=tuple(None if each is None else each * trajectories for each in shares),
-        kl_per_token=tuple(columns["kl_per_token"]),
         gradient_norm=tuple(columns["gradient_norm"]),
         learning_rate=None if rates is None else tuple(rates),
     )

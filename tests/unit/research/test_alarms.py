@@ -59,7 +59,7 @@ def test_healthy_steps_raise_nothing():
 
 
 def test_a_skipped_step_without_weights_can_be_read():
-    rows = columns(1, ess_ratio=(0.0,), ess=(None,), kl_per_token=(None,), gradient_norm=(0.0,))
+    rows = columns(1, ess_ratio=(0.0,), ess=(None,), gradient_norm=(0.0,))
     assert set(alarms(rows).values()) == {None}
 
 

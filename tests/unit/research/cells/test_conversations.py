@@ -88,9 +88,9 @@ def test_the_same_seed_holds_the_same_conversations():
 def test_the_learner_scores_both_turns_as_they_were_sampled():
     cell = Cell(method="vcpo", lag=0, learning_rate=1e-3, seed=0, spec=SPEC, evaluation_seed=0)
     record = run_cell(cell, TINY)
-    assert record.steps.kl_per_token == pytest.approx([0.0] * 3, abs=1e-9)
+    assert record.steps.ess_ratio == pytest.approx([1.0] * 3, rel=1e-6)
     stale = run_cell(replace(cell, lag=2), TINY)
-    assert stale.steps.kl_per_token[-1] > 1e-7
+    assert stale.steps.ess_ratio[-1] < 1.0 - 1e-7
 
 
 def test_an_environment_that_cannot_judge_ends_the_cell_with_its_error(monkeypatch):

@@ -49,7 +49,6 @@ def test_evaluations_are_at_the_start_now_and_then_and_at_the_end():
 
 def test_without_lag_behavior_and_target_policy_agree_in_every_step():
     record = run_cell(cell_with(0), TINY)
-    assert record.steps.kl_per_token == pytest.approx([0.0] * 5, abs=1e-9)
     assert record.steps.ess == pytest.approx([16.0] * 5, rel=1e-4)
 
 
@@ -76,10 +75,9 @@ def test_a_cell_of_adapters_keeps_them_alone_and_samples_with_what_the_learner_c
 
 def test_with_lag_they_part_from_the_second_step_on():
     steps = run_cell(cell_with(2), TINY).steps
-    assert steps.kl_per_token[0] == pytest.approx(0.0, abs=1e-9)
-    assert steps.kl_per_token[-1] > 1e-6
+    assert steps.ess[0] == pytest.approx(16.0, rel=1e-4)
     # 16 trajectories; the ESS is that of their weights, whatever the update reads.
-    assert 1.0 <= steps.ess[-1] < 16.0
+    assert 1.0 <= steps.ess[-1] < 15.99
 
 
 def test_a_cell_run_twice_has_the_same_numbers():
