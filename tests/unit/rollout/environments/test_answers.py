@@ -1,8 +1,11 @@
+from fractions import Fraction
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from vcpo_rollout.environments.answers import extract_answer, extract_boxed
+from vcpo_rollout.environments.arithmetic import MAX_CHARACTERS, calculate
 
 
 @pytest.mark.parametrize(
@@ -24,12 +27,6 @@ from vcpo_rollout.environments.answers import extract_answer, extract_boxed
 )
 def test_answer_is_the_last_box_or_else_the_last_tag(response, answer):
     assert extract_answer(response) == answer
-
-
-@given(st.text(alphabet=r"ab+{}\<>/ ") | st.text())
-def test_tagged_answer_is_found_behind_any_text_without_a_box(text):
-    if "boxed" not in text:
-        assert extract_answer(f"{text}<answer>42</answer>") == "42"
 
 
 @pytest.mark.parametrize(
@@ -54,3 +51,85 @@ def test_a_response_of_nothing_but_open_boxes_is_searched_once():
     # A search of each box to the end of the response takes a day.
     assert extract_answer("\\boxed{" * 1_000_000) is None
     assert extract_answer("\\boxed{7}" + "\\boxed{" * 1_000_000) == "7"
+
+
+@pytest.mark.parametrize(
+    ("expression", "value", "numbers"),
+    [
+        ("7", 7, (7,)),
+        ("3*5+9", 24, (3, 5, 9)),
+        ("3*(5+9)", 42, (3, 5, 9)),
+        ("9-3-5", 1, (9, 3, 5)),
+        ("9-(3-5)", 11, (9, 3, 5)),
+        ("1/3", Fraction(1, 3), (1, 3)),
+        ("1/3*3", 1, (1, 3, 3)),
+        (" 3 + 5 ", 8, (3, 5)),
+        ("-3+8", 5, (3, 8)),
+        ("3--5", 8, (3, 5)),
+        ("+3", 3, (3,)),
+        ("0", 0, (0,)),
+        ("((((8))))", 8, (8,)),
+    ],
+)
+def test_arithmetic_has_its_usual_value(expression, value, numbers):
+    calculation = calculate(expression)
+    assert calculation is not None
+    assert (calculation.value, calculation.numbers) == (value, numbers)
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        pytest.param("", id="empty"),
+        pytest.param("   ", id="spaces"),
+        pytest.param("9**9**9", id="powers"),
+        pytest.param("9//2", id="floor division"),
+        pytest.param("9%2", id="remainder"),
+        pytest.param("__import__('os')", id="import"),
+        pytest.param("3+5=8", id="equation"),
+        pytest.param("1/0", id="division by zero"),
+        pytest.param("1/(3-3)", id="division by a zero result"),
+        pytest.param("1e309", id="exponent"),
+        pytest.param("3.0+5", id="decimal"),
+        pytest.param("3.", id="trailing dot"),
+        pytest.param("...", id="ellipsis"),
+        pytest.param("3(4)", id="call"),
+        pytest.param("()", id="tuple"),
+        pytest.param("3 5", id="two numbers"),
+        pytest.param("03+5", id="leading zero"),
+        pytest.param("3+", id="unfinished"),
+        pytest.param("3\n+5", id="line break"),
+        pytest.param("\u0663+\u0665", id="Arabic digits"),
+        pytest.param("\uff13+\uff15", id="full-width digits"),
+        pytest.param("3\u00d75", id="multiplication sign"),
+        pytest.param("3_0+5", id="underscore"),
+        pytest.param("0x10", id="hexadecimal"),
+        pytest.param("True+1", id="boolean"),
+        pytest.param("(" * 100 + "1", id="open parentheses"),
+        pytest.param("-" * 100 + "1", id="many signs"),
+        pytest.param("1" + "+1" * 100, id="too many operations"),
+        pytest.param("9" * (MAX_CHARACTERS + 1), id="too long"),
+    ],
+)
+def test_anything_else_has_no_value(expression):
+    assert calculate(expression) is None
+
+
+def test_longest_number_is_exact():
+    calculation = calculate("9" * MAX_CHARACTERS)
+    assert calculation is not None
+    assert calculation.value == 10**MAX_CHARACTERS - 1
+
+
+def test_nested_parentheses_that_fit_are_read():
+    calculation = calculate("(" * 60 + "3+5" + ")" * 60)
+    assert calculation is not None
+    assert calculation.value == 8
+
+
+@given(first=st.integers(0, 10**30), second=st.integers(0, 10**30))
+def test_sums_and_products_agree_with_integers(first, second):
+    total, product = calculate(f"{first}+{second}"), calculate(f"{first}*{second}")
+    assert total is not None
+    assert product is not None
+    assert (total.value, product.value) == (first + second, first * second)

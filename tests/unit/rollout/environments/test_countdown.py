@@ -47,12 +47,6 @@ def reachable(numbers):
         pytest.param("<answer>3*5+9+3-3</answer>", 0.0, id="number used again"),
         pytest.param("<answer>24</answer>", 0.0, id="the target itself"),
         pytest.param("<answer>35-9-2</answer>", 0.0, id="numbers glued"),
-        pytest.param("<answer>3.*5+9</answer>", 0.0, id="decimal"),
-        pytest.param("<answer>9**9**9</answer>", 0.0, id="powers"),
-        pytest.param("<answer>__import__('os')</answer>", 0.0, id="import"),
-        pytest.param("<answer>\u0663*\u0665+\u0669</answer>", 0.0, id="Arabic digits"),
-        pytest.param("<answer>9/(3-3)*5</answer>", 0.0, id="division by zero"),
-        pytest.param("<answer>1e309</answer>", 0.0, id="exponent"),
         pytest.param("<answer>3*5+9</answer> <answer>9</answer>", 0.0, id="changed its mind"),
     ],
 )
@@ -74,13 +68,6 @@ def test_a_number_given_twice_is_used_twice():
 
 def test_target_zero_is_a_target():
     assert Countdown(seed=0).reward(puzzle([4, 4], 0), "<answer>4-4</answer>") == 1.0
-
-
-@given(st.text(), st.text(alphabet="0123456789+-*/(). "))
-def test_any_response_has_a_reward(text, expression):
-    environment, prompt = Countdown(seed=0), puzzle([9, 3, 5], 24)
-    for response in (text, f"<answer>{expression}</answer>", f"{text}<answer>{text}</answer>"):
-        assert environment.reward(prompt, response) in (0.0, 1.0)
 
 
 @settings(max_examples=60)
@@ -119,24 +106,12 @@ def test_no_puzzle_is_in_both_splits_even_with_reordered_numbers():
     assert not items(Split.TRAIN, 0) & items(Split.EVALUATION, 1)
 
 
-def test_plain_style_is_a_bare_formula():
-    text = Countdown(seed=0, style="plain", **EASY).prompt(Split.TRAIN, 0).text
-    assert re.fullmatch(r"\d+ from \d \d \d: ", text)
-
-
 def test_instruct_style_shows_the_numbers_the_target_and_the_tags():
     prompt = Countdown(seed=0).prompt(Split.TRAIN, 0)
     puzzle = prompt.metadata
     assert ", ".join(map(str, puzzle["numbers"])) in prompt.text
     assert f"equals {puzzle['target']}." in prompt.text
     assert "<answer>" in prompt.text
-
-
-def test_styles_show_the_same_puzzle():
-    plain, instruct = (
-        Countdown(seed=0, style=style).prompt(Split.TRAIN, 5) for style in ("plain", "instruct")
-    )
-    assert plain.answer == instruct.answer
 
 
 def test_parentheses_are_written_only_where_they_matter():
@@ -159,14 +134,9 @@ def test_parentheses_are_written_only_where_they_matter():
         ({"numbers": 1}, "environment.parameters.numbers: 1 is not an integer from 2 to 8"),
         ({"numbers": [4, 3]}, r"environment.parameters.numbers: \[4, 3\] is empty"),
         ({"values": "1-9"}, "environment.parameters.values: '1-9' is neither"),
-        ({"values": [1, 2, 3]}, "environment.parameters.values: .* nor a pair"),
-        ({"targets": [1.5, 2]}, "environment.parameters.targets: 1.5 is not an integer"),
-        ({"numbers": True}, "environment.parameters.numbers: True is not an integer"),
         ({"operators": "+^"}, r"environment.parameters.operators: '\+\^' is not a choice"),
-        ({"operators": ""}, "environment.parameters.operators: '' is not a choice"),
         ({"style": "chat"}, "environment.parameters.style: 'chat' is unknown; use one of plain"),
         ({"numbers": 2, "values": 1, "operators": "+"}, "no (train|evaluation) item was found"),
-        ({"values": [1, 9], "targets": [99_999, 100_000]}, "widen the ranges"),
     ],
 )
 def test_bad_parameter_is_named_when_the_task_is_made(parameters, message):

@@ -134,8 +134,3 @@ def test_a_split_without_items_is_named_when_it_is_asked_for():
     questions = Questions({Split.TRAIN: (), Split.EVALUATION: ()}, seed=0)
     with pytest.raises(ValueError, match="no item for evaluation; give more rows"):
         questions.at(Split.EVALUATION, 0)
-
-
-def test_a_negative_index_is_refused():
-    with pytest.raises(ValueError, match="index: -1 is negative"):
-        load(GSM8K).at(Split.TRAIN, -1)

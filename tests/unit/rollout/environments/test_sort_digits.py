@@ -27,12 +27,6 @@ def test_reward_is_one_for_exactly_the_sorted_digits(response, reward):
     assert SortDigits(seed=0).reward(prompt, response) == reward
 
 
-@given(st.text())
-def test_any_response_has_a_reward(response):
-    prompt = Prompt(text="sort 52914=", answer="12459")
-    assert SortDigits(seed=0).reward(prompt, response) in (0.0, 1.0)
-
-
 @settings(max_examples=50)
 @given(index=st.integers(0, 10**6), digits=st.integers(3, 64))
 def test_answer_is_the_prompted_digits_in_order(index, digits):
@@ -43,14 +37,6 @@ def test_answer_is_the_prompted_digits_in_order(index, digits):
         prompt.answer.count(digit) for digit in "0123456789"
     ]
     assert all(left <= right for left, right in zip(prompt.answer, prompt.answer[1:], strict=False))
-
-
-def test_no_string_is_in_both_splits():
-    def items(split, seed):
-        environment = SortDigits(seed=seed, digits=3, style="plain")
-        return {environment.prompt(split, index).text for index in range(1000)}
-
-    assert not items(Split.TRAIN, 0) & items(Split.EVALUATION, 1)
 
 
 def test_instruct_style_shows_the_digits_and_the_tags():

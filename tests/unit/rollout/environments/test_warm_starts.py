@@ -1,4 +1,3 @@
-from itertools import islice
 from random import Random
 
 import pytest
@@ -8,8 +7,8 @@ from vcpo_rollout.environments import Split, make_environment
 pytest.importorskip("torch")
 
 from examples.models import warm_start
-from examples.models.demonstrations import Part, with_slips
-from examples.models.make_model import RECIPES, pairs
+from examples.models.demonstrations import Part
+from examples.models.make_model import RECIPES
 
 TASKS = {name: task for recipe in RECIPES.values() for name, task in recipe.tasks.items()}
 
@@ -33,24 +32,6 @@ def test_a_demonstration_without_errors_is_right(name):
     assert set(rewards(name, 0.0)) == {1.0}
 
 
-@pytest.mark.parametrize("name", sorted(set(TASKS) - {"countdown"}))
-def test_a_demonstration_full_of_errors_is_wrong(name):
-    assert set(rewards(name, 1.0)) == {0.0}
-
-
-def test_an_expression_of_any_shape_is_seldom_right():
-    assert sum(rewards("countdown", 1.0)) < 0.2 * 200
-
-
-def test_a_digit_slips_to_another_digit_at_the_given_rate_and_nothing_else_does():
-    text = "a+12*" * 1000
-    slipped = with_slips(text, 0.1, Random(0))
-    changed = [(old, new) for old, new in zip(text, slipped, strict=True) if old != new]
-    assert all(old.isdigit() and new.isdigit() for old, new in changed)
-    # 2000 digits: 200 slips are expected, with a deviation of 13.4.
-    assert 140 < len(changed) < 260
-
-
 def test_only_what_the_model_writes_has_labels():
     tokenizer = warm_start.build_tokenizer()
     parts = [Part("1+2"), Part("=3\n", is_sampled=False), Part("<answer>3</answer>")]
@@ -61,23 +42,6 @@ def test_only_what_the_model_writes_has_labels():
         "12<eos>",
     ]
     assert tokenizer.decode(ids[0]) == "a=1: 1+2<eos>=3\n<answer>3</answer><eos>"
-
-
-@pytest.mark.parametrize("name", RECIPES)
-def test_the_first_stage_has_no_errors_and_prompts_of_the_training_split_only(name):
-    tasks = RECIPES[name].tasks
-    environments = {
-        key: make_environment(task.environment, task.parameters, 0) for key, task in tasks.items()
-    }
-    shown = list(islice(pairs(tasks, environments, "learn", 0), 300))
-    held_out = {
-        environment.prompt(Split.EVALUATION, index).text
-        for environment in environments.values()
-        for index in range(300)
-    }
-    assert not held_out & {prompt for prompt, _ in shown}
-    assert shown == list(islice(pairs(tasks, environments, "learn", 0), 300))
-    assert shown != list(islice(pairs(tasks, environments, "blur", 0), 300))
 
 
 def test_the_same_seed_gives_the_same_folder(tmp_path):

@@ -1,0 +1,92 @@
+import pytest
+
+from tests.unit.rollout.environments.data_files import GSM8K, MATH
+from vcpo_rollout.environments import Prompt, Split
+from vcpo_rollout.environments.mathematics.tasks import Gsm8k, MathProblems
+
+
+@pytest.fixture(scope="module")
+def gsm8k():
+    return Gsm8k(seed=0, path=GSM8K)
+
+
+@pytest.mark.parametrize(
+    ("answer", "response", "reward"),
+    [
+        ("42", "14 days of 3 boats.\n#### 42", 1.0),
+        ("42", "#### 42.", 1.0),
+        ("42", "#### 42.0", 1.0),
+        ("1250", "#### $1,250", 1.0),
+        ("1250", r"It is \boxed{1,250}.", 1.0),
+        ("-5", "<answer>-5</answer>", 1.0),
+        ("2.25", r"\boxed{9/4}", 1.0),
+        pytest.param("42", "#### 41\nNo:\n#### 42", 1.0, id="the last mark counts"),
+        pytest.param("42", "#### 42\nNo:\n#### 41", 0.0, id="even when it is wrong"),
+        pytest.param("42", "The answer is 42.", 0.0, id="not marked"),
+        pytest.param("42", "#### 420", 0.0, id="longer number"),
+        pytest.param("42", "#### -42", 0.0, id="sign"),
+        pytest.param("42", "#### ,", 0.0, id="no number"),
+        pytest.param("42", "", 0.0, id="empty"),
+    ],
+)
+def test_the_reward_is_one_for_exactly_the_marked_number(gsm8k, answer, response, reward):
+    assert gsm8k.reward(Prompt(text="how many?", answer=answer), response) == reward
+
+
+def test_the_answer_is_the_number_at_the_end_of_the_solution(gsm8k):
+    answers = {gsm8k.prompt(Split.TRAIN, index).answer for index in range(12)}
+    assert answers >= {"42", "-5", "2.25"}
+
+
+def test_the_prompt_shows_question_and_mark_and_never_the_solution(gsm8k):
+    text = gsm8k.prompt(Split.TRAIN, 0).text
+    assert text.endswith("give the number alone on the last line, after ####.")
+    assert "<<" not in text
+    plain = Gsm8k(seed=0, path=GSM8K, style="plain").prompt(Split.TRAIN, 0).text
+    assert text.startswith(f"{plain}\n\n")
+
+
+@pytest.fixture(scope="module")
+def problems():
+    return MathProblems(seed=0, path=MATH)
+
+
+@pytest.mark.parametrize(
+    ("answer", "response", "reward"),
+    [
+        (r"\frac{1}{2}", r"so \boxed{\frac{1}{2}}", 1.0),
+        (r"\frac{1}{2}", r"so \boxed{0.5}.", 1.0),
+        (r"\frac{1}{2}", r"so \boxed{\frac{2}{4}}", 1.0),
+        (r"2\sqrt{7}", r"\boxed{\sqrt{28}}", 1.0),
+        ("(x-1)(x+1)", r"\boxed{x^2 - 1}", 1.0),
+        pytest.param("7", r"\boxed{6} or rather \boxed{7}", 1.0, id="the last box counts"),
+        pytest.param("7", r"\boxed{7} or rather \boxed{6}", 0.0, id="even when it is wrong"),
+        pytest.param(r"\frac{1}{2}", r"\frac{1}{2}", 0.0, id="no box"),
+        pytest.param(r"\frac{1}{2}", r"\boxed{\frac{1}{2}", 0.0, id="open box"),
+        pytest.param("7", r"\boxed{}", 0.0, id="empty box"),
+        pytest.param("7", r"\boxed{\frac{}{\sqrt}}", 0.0, id="no mathematics"),
+    ],
+)
+def test_the_reward_is_one_for_a_box_of_the_same_meaning(problems, answer, response, reward):
+    assert problems.reward(Prompt(text="how much?", answer=answer), response) == reward
+
+
+def test_the_answer_is_what_the_solution_boxes(problems):
+    answers = {problems.prompt(Split.TRAIN, index).answer for index in range(11)}
+    assert answers == {
+        r"\frac{1}{2}",
+        "7",
+        "a^2+2ab+b^2",
+        r"9\pi",
+        "32",
+        "2",
+        "-1",
+        "(x-1)(x+1)",
+        "6",
+        r"\frac13",
+        "120",
+    }
+
+
+def test_the_prompt_asks_for_a_box(problems):
+    assert problems.prompt(Split.TRAIN, 0).text.endswith(r"then give the answer in \boxed{}.")
