@@ -41,6 +41,8 @@ from tests.fakes.kubernetes.recorder import WRITES
 from tests.fakes.kubernetes.store import Event
 from tests.fixtures.kubernetes.control_plane import ControlPlane
 from tests.fixtures.kubernetes.operator_process import operator_process
+from vcpo.metrics.step_gauges import record_of_metrics
+from vcpo.records.step_record import record_to_json
 from vcpo.wire.phase import RunPhase, phase_to_message
 from vcpo.wire.v1 import control_pb2, control_pb2_grpc
 from vcpo_operator.crd import run_crd
@@ -67,17 +69,21 @@ class QuietLearner(control_pb2_grpc.ControlServiceServicer):
     ) -> control_pb2.Signals:
         """Return the signals of a balanced run in its middle."""
         self.questions += 1
-        return control_pb2.Signals(
-            phase=phase_to_message(RunPhase.RUNNING),
+        last = record_of_metrics(
+            {
+                "vcpo_ess_mean_ratio": 0.8,
+                "vcpo_ess_low_ratio": 0.8,
+                "vcpo_on_policy_ess_ratio": 1.0,
+            },
             step=10,
-            policy_version=10,
             ess_ratio=0.8,
-            ess_ratio_mean=0.8,
-            ess_ratio_low=0.8,
-            on_policy_ess_ratio=1.0,
-            learning_rate_scale=0.9,
             lag_p50=1,
             lag_max=2,
+        )
+        return control_pb2.Signals(
+            last_step=record_to_json(last),
+            phase=phase_to_message(RunPhase.RUNNING),
+            policy_version=10,
             batch_trajectories=128,
             lag_limit_steps=8,
             learner_idle_ratio=0.1,

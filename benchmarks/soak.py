@@ -138,8 +138,6 @@ class Learner:
         folder = VersionFolder(str(run_dir / "store"), incarnation, 0, is_temporary=False)
         self._policies = PolicyStore(folder, incarnation=incarnation, clock=time.monotonic)
         self._signals = SignalWindow(
-            run_name="soak",
-            total_steps=spec.steps,
             batch_trajectories=spec.batch.trajectories,
             dispatcher=self.dispatcher,
             clock=time.monotonic,
@@ -343,7 +341,7 @@ async def _poll(control: control_pb2_grpc.ControlServiceStub, begun_s: float) ->
             print(
                 f"{now_s - begun_s:5.0f} s: step {signals.policy_version},"
                 f" {len(signals.workers)} workers,"
-                f" {signals.consumed_trajectories_per_second:.0f} trajectories/s",
+                f" {signals.consumed_per_s:.0f} trajectories/s",
                 flush=True,
             )
         await asyncio.sleep(_POLL_S)

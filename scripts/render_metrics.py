@@ -20,8 +20,8 @@ Every process serves its metrics at `/metrics`. `vcpo run` prints where its host
 - **Labels of the scrape** are `namespace` and `pod`. Learner and worker add `run`, the worker also
   `group`. A host has many runs and writes `namespace` and `run` itself, so its scrape needs
   `honorLabels`; the namespace of a local run is empty.
-- **A number of the last step** that the step lacks is absent. A skipped step leaves learning rate,
-  scale and gradient norm of the last step that was taken.
+- **A number of the last step** that the step lacks is absent. The learning rate of a skipped step
+  is 0.
 - **A counter** starts at 0 for every value of its labels that the table names.
 - **Quantiles** of `vcpo_policy_lag_steps` never exceed `algorithm.maxPolicyLagSteps`, where its
   last bucket ends. Buckets differ between runs: aggregate them `by (namespace, run, le)`.

@@ -226,6 +226,15 @@ def no_update_notice(num_skipped: int, reason: str, *, is_all: bool = False) -> 
     return f"{what}: {cause}.{cure and f' Cure: {cure}.'}"
 
 
+def unmoved(signals: RunSignals, total_steps: int) -> str:
+    """Return a notice about the last steps without an update; empty while they are few."""
+    if (last := signals.last) is None:
+        return ""
+    reason = last.skipped or "the learner's log says why"
+    is_all = signals.has_never_updated(total_steps)
+    return no_update_notice(last.skipped_steps, reason, is_all=is_all)
+
+
 def num_skipped_at_end(steps: Sequence[StepRecord]) -> int:
     """Return how many of the last steps in a row were skipped."""
     taken = (at for at, step in enumerate(reversed(steps)) if step.skipped is None)
@@ -253,15 +262,16 @@ def _no_update(run: Evidence) -> str:
     number = num_skipped_at_end(steps)
     if number:
         return no_update_notice(number, steps[-1].skipped or "", is_all=number == len(steps))
-    if run.signals.no_update:
-        return run.signals.no_update
-    is_all = run.phase == "no update" or run.signals.has_never_updated
-    return "no step made an update: the model is unchanged" if is_all else ""
+    if told := unmoved(run.signals, run.spec.steps):
+        return told
+    return "no step made an update: the model is unchanged" if run.phase == "no update" else ""
 
 
 def _broken_lag(run: Evidence) -> str:
     limit = run.spec.algorithm.max_policy_lag_steps
-    lags = [step.lag_max for step in run.metrics.steps] or [run.signals.lag_max or 0]
+    lags = [step.lag_max for step in run.metrics.steps] or [
+        run.signals.last.lag_max if run.signals.last else 0
+    ]
     broken = [lag for lag in lags if lag > limit]
     if not broken:
         return ""
@@ -292,9 +302,9 @@ def _warning_cure(run: Evidence) -> str:
 
 def _generation_failures(run: Evidence) -> str:
     signals = run.signals
-    if signals.failures_in_a_row < _FAILURES or not signals.latest_generation_failure:
+    if signals.failures_in_a_row < _FAILURES or not signals.generation_failure:
         return ""
-    return f"the last generations failed: {signals.latest_generation_failure}"
+    return f"the last generations failed: {signals.generation_failure}"
 
 
 def _rollbacks(run: Evidence) -> str:
@@ -406,7 +416,9 @@ _TABLE: Final[tuple[_Row, ...]] = (
         "backoff",
         Grade.NOTICE,
         _when(
-            lambda run: (run.signals.learning_rate_backoff or 1.0) <= _BACKOFF,
+            lambda run: (
+                run.signals.last is not None and run.signals.last.learning_rate_backoff <= _BACKOFF
+            ),
             "warnings and rollbacks have left a quarter of the learning rate or less",
         ),
         "If it stays so, begin anew with a third of optimizer.learningRate.",

@@ -10,22 +10,18 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Final
 
 import grpc
-from google.protobuf.message import Message
 
-from vcpo.algo.health.early_warning import WarningLevel
-from vcpo.control.signals import RunSignals, WorkerSignals
-from vcpo.judgement import no_update_notice
+from vcpo.control.signals import RunSignals, WorkerSignals, checked_signals
+from vcpo.records.step_record import record_from_json
 from vcpo.wire.limits import CALL_TIMEOUT_S
 from vcpo.wire.phase import phase_from_message
 from vcpo.wire.v1 import control_pb2, control_pb2_grpc
 
 SIGNALS_TIMEOUT_S = 5.0
 """Timeout of a request for signals."""
-_RECENT_S = 600.0
-"""A worker that was set aside is shown for so long; its replacement has started by then."""
 
 
 class LearnerControl:
@@ -106,91 +102,45 @@ def call_failure(error: grpc.aio.AioRpcError | ValueError) -> str:
     return f"{status}: {details}" if details else status
 
 
-def optional_field(message: Message, name: str) -> Any:
-    """Return the value of an optional field of a message; None if it is absent."""
-    return getattr(message, name) if message.HasField(name) else None
+_STATE: Final = (
+    "policy_version",
+    "lag_limit_steps",
+    "batch_trajectories",
+    "buffered",
+    "in_flight",
+    "learner_idle_ratio",
+    "consumed_per_s",
+    "since_step_s",
+    "failure",
+    "failures_in_a_row",
+    "generation_failure",
+    "set_aside",
+    "mismatch",
+    "rollback",
+    "collapse",
+    "lost_changes",
+)
+"""Fields that message and signals have under one name."""
 
 
 def run_signals(message: control_pb2.Signals) -> RunSignals:
-    """Convert the learner's message; values that it has not measured yet are None.
+    """Convert the learner's message.
 
     Raises:
         ValueError: naming the field, if a value is out of range.
     """
-    num_skipped = message.skipped_steps_in_a_row
-    has_never_updated = 0 < message.total_steps <= num_skipped
-    return RunSignals(
-        phase=phase_from_message(message.phase),
-        step=message.step,
-        policy_version=message.policy_version,
-        ess_ratio=optional_field(message, "ess_ratio"),
-        ess_ratio_mean=optional_field(message, "ess_ratio_mean"),
-        ess_ratio_low=optional_field(message, "ess_ratio_low"),
-        on_policy_ess_ratio=message.on_policy_ess_ratio,
-        learning_rate=optional_field(message, "learning_rate"),
-        learning_rate_schedule=optional_field(message, "learning_rate_schedule"),
-        learning_rate_scale=optional_field(message, "learning_rate_scale"),
-        learning_rate_backoff=optional_field(message, "learning_rate_backoff"),
-        warning_score=optional_field(message, "warning_score"),
-        warning_level=_warning_level(optional_field(message, "warning_level")),
-        rollback=message.rollback,
-        reward_mean=optional_field(message, "reward_mean"),
-        accuracy=message.evaluations[-1].accuracy if message.evaluations else None,
-        cut_responses_ratio=optional_field(message, "cut_responses_ratio"),
-        equal_groups_ratio=optional_field(message, "equal_groups_ratio"),
-        prompt_tokens_mean=optional_field(message, "prompt_tokens_mean"),
-        lag_p50=optional_field(message, "lag_p50"),
-        lag_max=optional_field(message, "lag_max"),
-        lag_limit_steps=message.lag_limit_steps,
-        buffered=message.trajectories.buffered,
-        in_flight=message.trajectories.in_flight,
-        batch_trajectories=message.batch_trajectories,
-        learner_idle_ratio=message.learner_idle_ratio,
-        consumed_per_s=message.consumed_trajectories_per_second,
-        tokens_per_s=message.generated_tokens_per_second,
-        ready_workers=dict(Counter(worker.rollout_group for worker in message.workers)),
-        workers={worker.worker_id: _worker(worker) for worker in message.workers},
-        failure=message.failure,
-        failures_in_a_row=message.failures_in_a_row,
-        latest_generation_failure=message.failures[0].message if message.failures else "",
-        set_aside=_set_aside_notice(message),
-        mismatch=message.mismatch,
-        no_update=no_update_notice(num_skipped, message.skip_reason, is_all=has_never_updated),
-        has_never_updated=has_never_updated,
-        collapse=message.collapse,
-        lost_changes=message.lost_changes,
-        since_step_s=message.seconds_since_step,
+    return checked_signals(
+        {
+            **{name: getattr(message, name) for name in _STATE},
+            "last": record_from_json(message.last_step) if message.last_step else None,
+            "phase": phase_from_message(message.phase),
+            "accuracy": message.accuracy if message.HasField("accuracy") else None,
+            "ready_workers": Counter(worker.rollout_group for worker in message.workers),
+            "workers": {
+                worker.worker_id: WorkerSignals(
+                    in_flight=worker.in_flight, silent_s=worker.silent_s, accepted=worker.accepted
+                )
+                for worker in message.workers
+            },
+        }
     )
-
-
-def _worker(message: control_pb2.Worker) -> WorkerSignals:
-    return WorkerSignals(
-        in_flight=message.in_flight_trajectories,
-        silent_s=message.seconds_since_seen,
-        accepted=message.accepted_trajectories,
-    )
-
-
-def _set_aside_notice(message: control_pb2.Signals) -> str:
-    """Return which workers the learner has just set aside, in a sentence; empty if none."""
-    recent = [one for one in message.set_aside if one.seconds_since < _RECENT_S]
-    if not recent:
-        return ""
-    last = recent[0]
-    how_many = f"{len(recent)} workers were set aside in the last {_RECENT_S / 60:.0f} minutes"
-    who = f"{last.worker_id} ({last.cause}): {last.message}."
-    return (
-        f"A worker was set aside, {who}"
-        if len(recent) == 1
-        else f"{how_many}; the last one is {who}"
-    )
-
-
-def _warning_level(name: str | None) -> WarningLevel | None:
-    if name is None:
-        return None
-    try:
-        return WarningLevel(name)
-    except ValueError as error:
-        known = ", ".join(WarningLevel)
-        raise ValueError(f"warning_level must be one of {known}, not '{name}'") from error

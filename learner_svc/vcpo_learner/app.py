@@ -153,8 +153,6 @@ class _Learner:
             clock=time.monotonic,
         )
         self.signals = SignalWindow(
-            run_name=run.metadata.name,
-            total_steps=spec.steps,
             batch_trajectories=spec.batch.trajectories,
             dispatcher=self.dispatcher,
             clock=time.monotonic,
@@ -271,7 +269,7 @@ class _Learner:
         return phase
 
     def _fail(self, why: str) -> None:
-        self.signals.record_failure(why)
+        self.signals.failure = why
         self.dispatcher.abort()
 
     async def _linger(self, linger_s: float) -> None:

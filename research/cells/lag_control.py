@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 
-from vcpo.algo.health.early_warning import WarningLevel
 from vcpo.api import VCPORunSpec
 from vcpo.control.decision import decide
 from vcpo.control.limits import ControlLimits
 from vcpo.control.signals import WINDOW_STEPS, RunSignals
 from vcpo.control.state import ControlState
-from vcpo.records.step_record import UpdateRecord
+from vcpo.metrics.step_gauges import record_of_metrics
+from vcpo.records.step_record import UpdateRecord, update_fields
 
 
 class LagControl:
@@ -41,15 +41,17 @@ class LagControl:
         if update.ess_ratio > 0:
             self._ess_ratios.append(update.ess_ratio)
         known = sorted(self._ess_ratios)
-        return RunSignals(
+        last = record_of_metrics(
+            {},
+            **update_fields(update),
             step=step,
-            policy_version=step,
             ess_ratio_mean=sum(known) / len(known) if known else None,
             ess_ratio_low=known[(len(known) - 1) // WINDOW_STEPS] if known else None,
-            on_policy_ess_ratio=update.on_policy_ess_ratio,
-            warning_score=update.warning_score,
-            warning_level=WarningLevel(update.warning_level),
             lag_p50=self.lag_steps,
+        )
+        return RunSignals(
+            last=last,
+            policy_version=step,
             buffered=0,
             in_flight=0,
             batch_trajectories=1,

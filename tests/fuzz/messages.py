@@ -12,6 +12,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 from hypothesis import strategies as st
 
+from tests.fixtures.signals import signals_message
 from tests.fuzz.target import Target
 from vcpo.learner_control import run_signals
 from vcpo.wire.deltas import chain_to
@@ -187,9 +188,7 @@ _SHARDS = policy_pb2.PolicyManifest(
         )
     ],
 )
-_SIGNALS = control_pb2.Signals(
-    run_name="r", total_steps=9, step=3, batch_trajectories=8, on_policy_ess_ratio=1.0
-)
+_SIGNALS = signals_message(step=3)
 
 
 def _target(

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.fixtures.records import EVALUATION, STEP, evaluation_record, step_record
+from tests.fixtures.signals import run_signals_of
 from vcpo.algo.health.collapse import RewardWatch
 from vcpo.algo.health.early_warning import WarningLevel
 from vcpo.api import parse_run
@@ -40,7 +41,7 @@ QUIET = RUN.spec.model_copy(
 
 def signals(**changes) -> RunSignals:
     values = {"step": 3, "policy_version": 3, "batch_trajectories": 16, "lag_limit_steps": 8}
-    return RunSignals(**{**values, **changes})
+    return run_signals_of(**{**values, **changes})
 
 
 def judged(phase="running", spec=RUN.spec, metrics=(), **changes):
@@ -66,7 +67,7 @@ def test_a_run_that_trains_is_good_and_asks_for_nothing():
     [
         ("failed", Grade.BAD, {"phase": "failed", "failure": "out of memory"}),
         ("collapsed", Grade.BAD, {"phase": "collapsed"}),
-        ("no update", Grade.BAD, {"no_update": "the last 12 steps made no update"}),
+        ("no update", Grade.BAD, {"skipped": "low_ess", "skipped_steps": 12}),
         ("complete", Grade.GOOD, {"phase": "complete"}),
         ("stopped", Grade.NOTICE, {"phase": "stopped"}),
         ("silent", Grade.BAD, {"phase": "silent"}),
@@ -77,7 +78,7 @@ def test_a_run_that_trains_is_good_and_asks_for_nothing():
         (
             "generations",
             Grade.BAD,
-            {"failures_in_a_row": 3, "latest_generation_failure": "reward: 503"},
+            {"failures_in_a_row": 3, "generation_failure": "reward: 503"},
         ),
         ("rollback", Grade.NOTICE, {"rollback": "step 3 went back to step 2"}),
         ("warning", Grade.NOTICE, {"warning_level": WarningLevel.WARN}),

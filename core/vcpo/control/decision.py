@@ -196,8 +196,8 @@ def _lag_changes(
 
 def _lag_reason(old: int, new: int, signals: RunSignals, warning: WarningLevel | None) -> str:
     """Return why the limit changes; warning: its level if it throttles the run, else None."""
-    if new < old and warning is not None:
-        return warning_reason(warning, signals.warning_score, signals.step)
+    if new < old and warning is not None and signals.last is not None:
+        return warning_reason(warning, signals.last.warning_score, signals.step)
     if new < old and new == signals.lag_limit_steps:
         return signals.rollback or (
             "the learner already holds this limit, after an early warning or a restart"

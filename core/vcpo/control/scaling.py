@@ -126,7 +126,7 @@ def next_fleet(
 def _judge(
     limits: ControlLimits, fleet: FleetState, signals: RunSignals, context: ScalingContext
 ) -> Reason:
-    if signals.ess_ratio_mean is None or signals.lag_p50 is None:
+    if signals.relative_ess_ratio_mean is None:
         return Reason.NO_STEP_YET
     if signals.learner_idle_ratio > STARVED_IDLE_RATIO:
         return _judge_starved(limits, fleet, signals, context)
@@ -170,10 +170,11 @@ def _is_all_leased(signals: RunSignals, context: ScalingContext) -> bool:
 
 def _has_lag_room(signals: RunSignals, lag_limit_steps: int) -> bool:
     """Return whether the largest lag and, with a margin, the median lag are within the limit."""
-    if signals.lag_max is not None and signals.lag_max > lag_limit_steps:
-        return False
-    median_lag = signals.lag_p50 or 0
-    return median_lag <= math.ceil(LAG_ROOM_RATIO * lag_limit_steps)
+    last = signals.last
+    if last is None:
+        return True
+    room = math.ceil(LAG_ROOM_RATIO * lag_limit_steps)
+    return last.lag_max <= lag_limit_steps and last.lag_p50 <= room
 
 
 def _has_settled(
@@ -224,7 +225,7 @@ def _latest_starvation(
     """Return the largest number of ready workers with which the learner starved recently."""
     last = fleet.starvation
     starves = signals.learner_idle_ratio > STARVED_IDLE_RATIO
-    lacks_workers = signals.ess_ratio_mean is not None and not _is_all_leased(signals, context)
+    lacks_workers = signals.last is not None and not _is_all_leased(signals, context)
     # Just after a change the idle window still covers the time before it.
     settled = _has_settled(fleet, signals, context, limits.scale_up_cooldown_s)
     if not (starves and lacks_workers and settled):

@@ -4,19 +4,21 @@
     its scraped metrics --+--> RunSignals -+--> the operator's status, conditions and commands
     its journal        --'                '--> the local host's views
 
-`vcpo.learner_control`, `vcpo_operator.signals.prometheus` and `vcpo.report.recorded_run` fill it.
-Nobody copies it: what reads signals takes the whole record.
+The record of the last step holds the numbers of a step; a new one needs no line here.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, Final
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from vcpo.algo.health.early_warning import WarningLevel
 from vcpo.records.effective_rate import EffectiveRate
 from vcpo.records.reasons import RunPhase
+from vcpo.records.step_record import Count, NonNegative, Share, StepRecord
 
 WINDOW_STEPS = 10
 """Number of recent steps in the learner's window."""
@@ -36,103 +38,54 @@ class WorkerSignals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSignals:
-    """Signals of a run at one moment; None if the learner has not measured the value yet.
+    """Signals of a run at one moment: the record of its last step, and its state since."""
 
-    Raises: ValueError naming the field that is out of range or not finite. A caller that reads
-    signals from outside treats this as no signals, so invalid signals change nothing.
-    """
-
+    last: StepRecord | None = None
+    """None before the first step. From Prometheus it holds the numbers that are metrics."""
     phase: RunPhase = RunPhase.RUNNING
-    step: int
-    """Optimizer steps taken, >= 0."""
-    policy_version: int
-    """The learner's policy version, >= 0."""
-
-    ess_ratio: float | None = None
-    """ESS ratio of the last step, in [0, 1]."""
-    ess_ratio_mean: float | None = None
-    """Mean ESS ratio over the window of recent steps, in [0, 1]."""
-    ess_ratio_low: float | None = None
-    """Low percentile of the ESS ratio over the same window, in [0, 1]."""
-    on_policy_ess_ratio: float = 1.0
-    """ESS ratio at lag 0, in (0, 1]; the reference of the other three."""
-    learning_rate: float | None = None
-    """Learning rate of the last step that made an update, >= 0."""
-    learning_rate_schedule: float | None = None
-    """Factor of warm-up and schedule on it, in [0, 1]."""
-    learning_rate_scale: float | None = None
-    """Factor of ESS or trust region on it, in [0, 1]."""
-    learning_rate_backoff: float | None = None
-    """Factor of warnings and rollbacks on it, in [0, 1]."""
-    warning_score: float | None = None
-    """Early warning of a collapse after the last step: severity of the worst signal, in [0, 1]."""
-    warning_level: WarningLevel | None = None
-    """Level of the early warning after the last step."""
-    rollback: str = ""
-    """Clause that names the step and the checkpoint of a rollback in the last steps, and why; empty
-    if there was none."""
-    reward_mean: float | None = None
-    """Mean reward of recent steps; of the last step from Prometheus and from the journal."""
+    policy_version: Count
+    """The learner's policy version; ahead of the last step while it is published."""
+    lag_limit_steps: Count
+    """Lag limit that the learner applies now, in policy versions."""
+    batch_trajectories: Annotated[int, Field(ge=1)]
+    """Trajectories consumed by one optimizer step."""
+    buffered: Count = 0
+    """Trajectories that wait for training."""
+    in_flight: Count = 0
+    """Trajectories that workers are generating."""
+    learner_idle_ratio: Share = 0.0
+    """Share of the window in which the learner waited for data."""
+    consumed_per_s: NonNegative = 0.0
+    """Trajectories trained on per second; 0 from Prometheus."""
     accuracy: float | None = None
     """Mean reward of the newest evaluation."""
-
-    cut_responses_ratio: float | None = None
-    """Share of the last step's responses that reached the largest number of new tokens; in [0, 1].
-    None from Prometheus, as are the next two."""
-    equal_groups_ratio: float | None = None
-    """Share of the last step's groups whose rewards are all equal, in [0, 1]."""
-    prompt_tokens_mean: float | None = None
-    """Mean length of the last step's prompts, in tokens, >= 0."""
-
-    lag_p50: int | None = None
-    """Median lag of the tokens of the last step, in policy versions, >= 0."""
-    lag_max: int | None = None
-    """Largest lag of a token of the last step, in policy versions, >= 0."""
-    lag_limit_steps: int
-    """Lag limit that the learner applies now, in policy versions, >= 0."""
-    buffered: int = 0
-    """Trajectories that wait for training, >= 0."""
-    in_flight: int = 0
-    """Trajectories that workers are generating, >= 0."""
-    batch_trajectories: int
-    """Trajectories consumed by one optimizer step, >= 1."""
-    learner_idle_ratio: float = 0.0
-    """Share of the window in which the learner waited for data, in [0, 1]."""
-    consumed_per_s: float = 0.0
-    """Trajectories trained on per second, >= 0; 0 from Prometheus."""
-    tokens_per_s: float | None = None
-    """Response tokens accepted per second, >= 0; None from Prometheus."""
-    ready_workers: Mapping[str, int] = field(default_factory=dict)
+    ready_workers: Mapping[str, Count] = field(default_factory=dict)
     """Registered workers by rollout group; a group without an entry has none."""
     workers: Mapping[str, WorkerSignals] = field(default_factory=dict)
     """Workers by id, which in a cluster is the name of the pod."""
 
     failure: str = ""
     """Why the learner failed the run, in a sentence; empty unless it has."""
-    failures_in_a_row: int = 0
+    failures_in_a_row: Count = 0
     """Generations that failed since the last one that succeeded."""
-    latest_generation_failure: str = ""
-    """Error of the latest of these failures; empty without failures, and from Prometheus."""
+    generation_failure: str = ""
+    """Error of the latest of these failures. Empty without one, and from Prometheus; so are the
+    next four."""
     set_aside: str = ""
-    """Sentence that names the workers which the learner has just set aside; empty if none, and from
-    Prometheus."""
+    """Sentence that names the workers which the learner has just set aside."""
     mismatch: str = ""
-    """How far workers and learner are from one policy, in sentences; empty while they agree, and
-    from Prometheus."""
-    no_update: str = ""
-    """Why the last steps, or all steps, made no update, in a sentence; empty if they did."""
-    has_never_updated: bool = False
-    """Whether no step of the run made an update."""
+    """How far workers and learner are from one policy, in sentences; empty while they agree."""
+    rollback: str = ""
+    """Clause that names the step and the checkpoint of a rollback in the last steps, and why."""
     collapse: str = ""
-    """How the run collapsed, in sentences; empty unless it took all steps and did not recover. From
-    Prometheus it is always empty."""
-    lost_changes: int = 0
+    """How the run collapsed, in sentences; empty unless it took all steps and did not recover."""
+    lost_changes: Count = 0
     """Committed changes that the learner did not find in its redo log when it started."""
 
-    since_step_s: float | None = None
+    since_step_s: NonNegative | None = None
     """Seconds from the last step to this report; None from Prometheus."""
-    age_s: float = 0.0
-    """Seconds since the learner reported this, >= 0."""
+    age_s: NonNegative = 0.0
+    """Seconds since the learner reported this."""
     is_fresh: bool = True
     """Whether the signals are returned for the first time. The operator sends commands only on
     fresh signals, so that it does not repeat a command at every reconcile while no new ones
@@ -140,40 +93,41 @@ class RunSignals:
     is_silent: bool = False
     """Whether the learner has not answered a later call."""
 
-    def __post_init__(self) -> None:
-        for item in fields(self):
-            value = getattr(self, item.name)
-            if isinstance(value, int | float):
-                _require_range(item.name, value)
-        for group, workers in self.ready_workers.items():
-            if workers < 0:
-                raise ValueError(f"ready_workers['{group}'] must be at least 0, not {workers}")
+    __pydantic_config__ = ConfigDict(allow_inf_nan=False)
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps taken."""
+        return 0 if self.last is None else self.last.step
+
+    @property
+    def warning_level(self) -> WarningLevel | None:
+        """Early warning after the last step."""
+        return None if self.last is None else WarningLevel(self.last.warning_level)
 
     @property
     def relative_ess_ratio(self) -> float | None:
         """ESS ratio of the last step as a share of the on-policy one, in [0, 1]."""
-        return self._relative(self.ess_ratio)
+        return self._relative(self.last.ess_ratio or None if self.last else None)
 
     @property
     def relative_ess_ratio_mean(self) -> float | None:
-        """Mean ESS ratio as a share of the on-policy one, in [0, 1]."""
-        return self._relative(self.ess_ratio_mean)
+        """Mean ESS ratio of the last steps as a share of the on-policy one, in [0, 1]."""
+        return self._relative(self.last.ess_ratio_mean if self.last else None)
 
     @property
     def relative_ess_ratio_low(self) -> float | None:
-        """Low percentile of the ESS ratio as a share of the on-policy one, in [0, 1]."""
-        return self._relative(self.ess_ratio_low)
+        """Low percentile of these ESS ratios as a share of the on-policy one, in [0, 1]."""
+        return self._relative(self.last.ess_ratio_low if self.last else None)
 
     @property
     def effective_rate(self) -> EffectiveRate | None:
-        """Learning rate of the last step that made an update, and its factors."""
-        factors = self.learning_rate_schedule, self.learning_rate_scale, self.learning_rate_backoff
-        schedule, scale, backoff = factors
-        if self.learning_rate is None or schedule is None or scale is None or backoff is None:
-            return None
-        return EffectiveRate(
-            rate=self.learning_rate, schedule=schedule, scale=scale, backoff=backoff
-        )
+        """Learning rate of the last step and its factors; None if it was skipped."""
+        return None if self.last is None else self.last.effective_rate
+
+    def has_never_updated(self, total_steps: int) -> bool:
+        """Whether all steps of the run were taken, and none made an update."""
+        return self.last is not None and 0 < total_steps <= self.last.skipped_steps
 
     @property
     def outstanding(self) -> int:
@@ -211,33 +165,23 @@ class RunSignals:
         return now_s - self.age_s >= start_s
 
     def _relative(self, ess_ratio: float | None) -> float | None:
-        return None if ess_ratio is None else min(1.0, ess_ratio / self.on_policy_ess_ratio)
+        if ess_ratio is None or self.last is None:
+            return None
+        return min(1.0, ess_ratio / self.last.on_policy_ess_ratio)
 
 
-_SIGNED = {"reward_mean", "accuracy"}
-_SHARES = {
-    "ess_ratio",
-    "ess_ratio_mean",
-    "ess_ratio_low",
-    "on_policy_ess_ratio",
-    "learning_rate_schedule",
-    "learning_rate_scale",
-    "learning_rate_backoff",
-    "warning_score",
-    "cut_responses_ratio",
-    "equal_groups_ratio",
-    "learner_idle_ratio",
-}
+_SIGNALS: Final = TypeAdapter(RunSignals)
 
 
-def _require_range(name: str, value: float) -> None:
-    if name in _SIGNED:
-        inside, allowed = math.isfinite(value), "finite"
-    elif name in _SHARES:
-        inside, allowed = 0.0 <= value <= 1.0, "in [0, 1]"
-    else:
-        inside, allowed = 0 <= value < math.inf, "at least 0 and finite"
-    if not inside:
-        raise ValueError(f"{name} must be {allowed}, not {value}")
-    if value == 0 and name in {"on_policy_ess_ratio", "batch_trajectories"}:
-        raise ValueError(f"{name} must be above 0, not {value}")
+def checked_signals(values: Mapping[str, Any]) -> RunSignals:
+    """Return signals that came from outside, with values in their ranges.
+
+    Raises: ValueError naming the field. A caller treats it as no signals, so invalid signals change
+        nothing.
+    """
+    try:
+        return _SIGNALS.validate_python(values)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise ValueError(f"{where}: {first['msg']}") from error

@@ -10,8 +10,8 @@ from prometheus_client import Counter, Gauge, Histogram
 
 from vcpo.metrics.label_values import WeightForm
 from vcpo.metrics.registry import PartRegistry, measure, start_at_zero
+from vcpo.metrics.step_gauges import GAUGES
 from vcpo.records.reasons import DropReason, SetAsideCause, SkipReason
-from vcpo.records.step_record import GAUGES
 
 _STEP_BUCKETS = (0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 120.0, 600.0, 1800.0)
 _LOG_WEIGHT_BUCKETS = (-8.0, -4.0, -2.0, -1.0, -0.5, -0.1, 0.1, 0.5, 1.0, 2.0, 4.0, 8.0)
@@ -54,9 +54,7 @@ class LearnerMetrics:
             " published.",
             registry,
         )
-        self.last_step = {
-            gauge.name: measure(gauge.name, gauge.help, registry) for _, _, gauge in GAUGES
-        }
+        self.last_step = {gauge.name: measure(gauge.name, gauge.help, registry) for gauge in GAUGES}
         """Numbers of the last step, as the step record declares them, by the name of the metric."""
         self._declare_steps()
         self._declare_trajectories(lag_edges)
@@ -82,19 +80,6 @@ class LearnerMetrics:
             registry=registry,
         )
         start_at_zero(self.skipped_steps, SkipReason)
-        self.skipped_steps_in_a_row = Gauge(
-            "vcpo_skipped_steps_in_a_row",
-            "Optimizer steps since the last one that made an update.",
-            registry=registry,
-        )
-        self.ess_ratio_mean = measure(
-            "vcpo_ess_mean_ratio", "Mean ESS ratio in a window of recent steps.", registry
-        )
-        self.ess_ratio_low = measure(
-            "vcpo_ess_low_ratio",
-            "Tenth percentile of the ESS ratio in a window of recent steps.",
-            registry,
-        )
         self.rollbacks_refused = Counter(
             "vcpo_learner_rollbacks_refused_total",
             "Times that the run was to be rolled back and could not be: none was left, or no good"

@@ -9,7 +9,6 @@ from functools import cached_property
 from itertools import accumulate, pairwise
 from pathlib import Path
 
-from vcpo.algo.health.early_warning import WarningLevel
 from vcpo.api import VCPORun, load_run
 from vcpo.control.signals import RunSignals
 from vcpo.judgement import Evidence, Judgement, judgements, recorded_phase
@@ -22,9 +21,9 @@ from vcpo.records.journal import (
     read_metrics,
 )
 from vcpo.records.samples import Sample, read_samples, sampled_steps
-from vcpo.records.step_record import rate_fields
 
 SPEC_FILE = "spec.yaml"
+_NONE = Metrics(steps=(), evaluations=())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,50 +74,21 @@ def read_run(run_dir: Path) -> RecordedRun:
     )
 
 
-def first_signals(run: VCPORun) -> RunSignals:
-    """Return the signals of a run that has not begun."""
-    return RunSignals(
-        step=0,
-        policy_version=0,
-        batch_trajectories=run.spec.batch.trajectories,
-        lag_limit_steps=run.spec.algorithm.max_policy_lag_steps,
-    )
-
-
-def recorded_signals(run: VCPORun, metrics: Metrics, now_s: float) -> RunSignals:
+def recorded_signals(run: VCPORun, metrics: Metrics = _NONE, now_s: float = 0.0) -> RunSignals:
     """Return what the records of a run say of its last step.
 
     now_s: Unix time.
     """
-    evaluations = metrics.evaluations
-    signals = replace(
-        first_signals(run), accuracy=evaluations[-1].accuracy if evaluations else None
-    )
-    if not metrics.steps:
-        return signals
-    last = metrics.steps[-1]
-    taken = next((one for one in reversed(metrics.steps) if one.skipped is None), None)
-    rate = None if taken is None else taken.effective_rate
-    return replace(
-        signals,
-        step=last.step,
-        policy_version=last.step,
-        ess_ratio=last.ess_ratio if last.has_weights else None,
-        on_policy_ess_ratio=last.on_policy_ess_ratio,
-        **({} if rate is None else rate_fields(rate)),
-        warning_score=last.warning_score,
-        warning_level=WarningLevel(last.warning_level),
-        reward_mean=last.reward_mean,
-        cut_responses_ratio=last.cut_responses_ratio,
-        equal_groups_ratio=last.equal_groups_ratio,
-        prompt_tokens_mean=last.prompt_tokens_mean,
-        lag_p50=last.lag_p50,
-        lag_max=last.lag_max,
-        lag_limit_steps=last.lag_limit_steps,
-        buffered=last.buffered,
-        in_flight=last.in_flight,
-        tokens_per_s=last.tokens_per_s,
-        since_step_s=max(0.0, now_s - last.time_unix_s),
+    spec, last = run.spec, metrics.steps[-1] if metrics.steps else None
+    return RunSignals(
+        last=last,
+        policy_version=last.step if last else 0,
+        lag_limit_steps=last.lag_limit_steps if last else spec.algorithm.max_policy_lag_steps,
+        batch_trajectories=spec.batch.trajectories,
+        buffered=last.buffered if last else 0,
+        in_flight=last.in_flight if last else 0,
+        accuracy=metrics.evaluations[-1].accuracy if metrics.evaluations else None,
+        since_step_s=max(0.0, now_s - last.time_unix_s) if last else None,
     )
 
 

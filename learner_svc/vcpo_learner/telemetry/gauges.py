@@ -13,13 +13,12 @@ from prometheus_client import Counter as CounterMetric
 from prometheus_client import Gauge as GaugeMetric
 
 from vcpo.algo.health.collapse import num_low_at_end, share_error
-from vcpo.learner_control import optional_field
 from vcpo.metrics import LearnerMetrics
 from vcpo.metrics.label_values import MemoryState, Stage, WeightForm
+from vcpo.metrics.step_gauges import gauge_values
 from vcpo.records.journal import EvaluationRecord
-from vcpo.records.step_record import StepRecord, gauge_values
+from vcpo.records.step_record import StepRecord
 from vcpo.wire.phase import RunPhase
-from vcpo.wire.v1 import control_pb2
 from vcpo_learner.clock import Clock
 from vcpo_learner.ledger.dispatcher import Dispatcher
 from vcpo_learner.ledger.lease import Lease
@@ -138,9 +137,14 @@ class LearnerGauges:
         """Add time that the learner spent in a stage of its work."""
         self._stage_s[stage] = self._stage_s.get(stage, 0.0) + duration_s
 
-    def record_resume(self, step: int, *, now_unix_s: float, saved_unix_s: float) -> None:
-        """Show that the learner resumed from the checkpoint of a step, saved at that time."""
+    def record_resume(self, *, now_unix_s: float, saved_unix_s: float) -> None:
+        """Show the last step before the checkpoint from which the learner resumed.
+
+        saved_unix_s: when the checkpoint was written.
+        """
         metrics = self._metrics
+        if self._signals.last_step is not None:
+            self._last_step(self._signals.last_step)
         metrics.checkpoint_timestamp_s.set(saved_unix_s)
         # A learner that resumes is not stalled, however long ago the step was.
         metrics.step_timestamp_s.set(now_unix_s)
@@ -185,9 +189,10 @@ class LearnerGauges:
         self._raise(metrics.workers_set_aside, dispatcher.num_set_aside)
         for phase in RunPhase:
             metrics.phase.labels(phase.value).set(float(phase is dispatcher.phase))
-        signals = self._signals.message()
-        self._windows(signals)
-        metrics.step.set(signals.step)
+        metrics.batch_trajectories.set(self._signals.batch_trajectories)
+        metrics.lost_changes.set(self._signals.lost_changes)
+        metrics.idle_ratio.set(self._signals.idle_ratio())
+        metrics.step.set(0 if (last := self._signals.last_step) is None else last.step)
         workers = dispatcher.workers()
         by_group = Counter(worker.rollout_group for worker in workers)
         for group in by_group:
@@ -209,19 +214,3 @@ class LearnerGauges:
         self._counted[counter] = {str(label): total for label, total in totals.items()}
         for label, total in self._counted[counter].items():
             counter.labels(label).inc(total - before.get(label, 0))
-
-    def _windows(self, signals: control_pb2.Signals) -> None:
-        """Show the numbers of the signals that are taken over a window of steps."""
-        metrics = self._metrics
-        metrics.batch_trajectories.set(signals.batch_trajectories)
-        metrics.lost_changes.set(signals.lost_changes)
-        metrics.skipped_steps_in_a_row.set(signals.skipped_steps_in_a_row)
-        metrics.idle_ratio.set(signals.learner_idle_ratio)
-        metrics.ess_ratio_mean.set(_value_or_nan(signals, "ess_ratio_mean"))
-        metrics.ess_ratio_low.set(_value_or_nan(signals, "ess_ratio_low"))
-
-
-def _value_or_nan(signals: control_pb2.Signals, field: str) -> float:
-    """Return a field's value, or NaN, which is not exported, when the field is not set."""
-    value = optional_field(signals, field)
-    return math.nan if value is None else float(value)

@@ -38,7 +38,7 @@ from vcpo_learner.telemetry.gauges import LearnerGauges
 from vcpo_learner.telemetry.run_records import RunRecords
 from vcpo_learner.telemetry.signals import SignalWindow
 from vcpo_learner.telemetry.step_log import StepLog
-from vcpo_learner.telemetry.streaks import streak_fields, usual_step_s
+from vcpo_learner.telemetry.streaks import streak_fields, window_fields
 from vcpo_learner.training.batch_fields import batch_fields
 from vcpo_learner.training.mismatch_watch import MismatchWatch
 from vcpo_learner.training.publication import Publication
@@ -321,7 +321,7 @@ class TrainingLoop:
             metrics = await asyncio.to_thread(self._records.read)
             collapse = lasting_collapse(metrics)
             # Before the phase: who reads COMPLETE reads how the run ended as well.
-            self._signals.record_collapse(collapse)
+            self._signals.collapse = collapse
         if self._dispatcher.complete():
             kind, how = ("Collapsed", f"{how}. {collapse}") if collapse else ("Complete", how)
             self.event(kind, f"{self._dispatcher.step} steps; {how}")
@@ -353,7 +353,7 @@ class TrainingLoop:
         self._dispatcher.ledger.record_evaluation(record.step, record.accuracy)
         answers = evaluation_samples(result.step, result.first_responses, self._tokenizer)
         self._records.evaluation(record, answers)
-        self._signals.record_evaluation(record)
+        self._signals.accuracy = record.accuracy
         self._gauges.record_evaluation(record, self._dispatcher.ledger.accuracies)
         _LOGGER.info(
             "evaluation of step %d: accuracy %.3f over %d responses",
@@ -388,7 +388,12 @@ class TrainingLoop:
             step_s=step_s,
             idle_s=idle_s,
             stage_s=result.times.by_stage(),
-            step_interval_s=usual_step_s(self._signals.steps, step_s=step_s, idle_s=idle_s),
+            **window_fields(
+                self._signals.steps,
+                ess_ratio=result.ess_ratio,
+                step_s=step_s,
+                idle_s=idle_s,
+            ),
             tokens_per_s=self._signals.tokens_per_s(),
             lag_limit_steps=lag_limit_steps,
             workers=len(workers),
@@ -409,6 +414,7 @@ class TrainingLoop:
                 self._signals.last_step,
                 level=WarningLevel(result.warning_level),
                 has_collapsed=health.rewards.has_collapsed,
+                skipped=result.skipped,
                 lag_limit_steps=lag_limit_steps,
                 max_policy_lag_steps=self._spec.algorithm.max_policy_lag_steps,
             ),

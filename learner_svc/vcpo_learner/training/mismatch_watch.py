@@ -116,7 +116,7 @@ class MismatchWatch:
             gap = f"{review.gap_nats:.2g}"
             self._records.event("EnginesAgree", f"workers and learner differ by {gap} nats again")
         self._has_agreed, self._disagree_since_s = True, None
-        self._signals.record_mismatch("")
+        self._signals.mismatch = ""
 
     def _disagree(self, review: MismatchReview) -> None:
         """Tell that most workers differ from the learner, or end the run.
@@ -131,7 +131,7 @@ class MismatchWatch:
         if self._disagree_since_s is None:
             self._disagree_since_s = now_s
             self._records.event("EnginesDisagree", message)
-        self._signals.record_mismatch(review.message)
+        self._signals.mismatch = review.message
         has_lasted = now_s - self._disagree_since_s >= self._patience_s
         if review.is_sure and (has_lasted or not self._has_agreed):
             self._records.event("SelfCheckFailed", message)

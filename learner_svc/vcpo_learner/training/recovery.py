@@ -103,7 +103,6 @@ class Recovery:
         if checkpoint is not None:
             self._saver.saved_step = step
             self._gauges.record_resume(
-                step,
                 now_unix_s=time.time(),
                 saved_unix_s=self._saver.checkpoints.path(step).stat().st_mtime,
             )
@@ -161,7 +160,7 @@ class Recovery:
                 missing = f"{missing or log.path}; {known}"
         if missing:
             log.report_loss(missing, num_lost)
-        self._signals.record_lost_changes(log.lost_changes)
+        self._signals.lost_changes = log.lost_changes
         for kind, message in log.take_events():
             self._records.event(kind, message)
 

@@ -25,6 +25,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
+from vcpo import judgement
 from vcpo.api import VCPORunSpec
 from vcpo.control.decision import ControlDecision
 from vcpo.control.signals import RunSignals
@@ -347,10 +348,10 @@ def _training(inputs: ConditionInputs) -> ConditionState:
             type=known.type, status=known.status, reason=known.reason, message=known.message
         )
     if signals is not None and signals.failures_in_a_row >= policy.max_failures_in_a_row:
-        message = signals.latest_generation_failure or _failing_generations(signals).lstrip()
+        message = signals.generation_failure or _failing_generations(signals).lstrip()
         return _false("Ready", "GenerationFailing", message)
-    if signals is not None and signals.no_update:
-        return _true("Ready", "NoUpdate", signals.no_update)
+    if signals is not None and (unmoved := judgement.unmoved(signals, inputs.spec.steps)):
+        return _true("Ready", "NoUpdate", unmoved)
     if signals is not None and signals.mismatch:
         return _true("Ready", "EnginesDisagree", signals.mismatch)
     if signals is not None and signals.set_aside:
@@ -362,7 +363,7 @@ def _failing_generations(signals: RunSignals | None) -> str:
     """Return how many generations failed, as the end of a message; empty when none did."""
     if signals is None or signals.failures_in_a_row == 0:
         return ""
-    latest = signals.latest_generation_failure
+    latest = signals.generation_failure
     cause = f"; the latest: {latest}" if latest else "; the learner's log names the cause."
     return f" {signals.failures_in_a_row} generations in a row have failed{cause}"
 

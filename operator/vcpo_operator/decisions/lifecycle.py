@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from vcpo import judgement
 from vcpo.api import VCPORunSpec
 from vcpo.control import run_limits
 from vcpo.control.run_limits import RunLimits, RunTimes, exceeded_deadline, exceeded_restarts
@@ -127,11 +128,12 @@ def is_past_time_to_live(spec: VCPORunSpec, status: RunStatus, now_s: float) -> 
 
 def _complete_verdict(spec: VCPORunSpec, signals: RunSignals) -> RunVerdict:
     """Return the verdict on a run that took all its steps: also whether it learned."""
-    if signals.has_never_updated:
+    if signals.has_never_updated(spec.steps):
         reason = "WithoutUpdate"
     else:
         reason = COLLAPSED if signals.collapse else "Succeeded"
-    sentences = (f"All {spec.steps} steps are taken.", signals.collapse, signals.no_update)
+    unmoved = judgement.unmoved(signals, spec.steps)
+    sentences = (f"All {spec.steps} steps are taken.", signals.collapse, unmoved)
     message = " ".join(filter(None, sentences))
     return RunVerdict(phase=LifecyclePhase.COMPLETE, reason=reason, message=message)
 

@@ -201,7 +201,7 @@ class Trajectories(Part):
 
 
 class Rate(Part):
-    """Learning rate of the last step that made an update: the spec's times the factors."""
+    """Learning rate of the last step, 0 if it was skipped: the spec's times the factors."""
 
     effective: Number | None = None
     """The rate."""
@@ -256,25 +256,29 @@ class Numbers(Part):
     @classmethod
     def of(cls, signals: RunSignals) -> Numbers:
         """Return the numbers of signals."""
-        rate = Rate(
-            effective=signals.learning_rate,
-            schedule=signals.learning_rate_schedule,
-            scale=signals.learning_rate_scale,
-            backoff=signals.learning_rate_backoff,
-        )
-        return Numbers(
-            step=signals.step,
-            policy_version=signals.policy_version,
-            ess_ratio=signals.ess_ratio,
-            on_policy_ess_ratio=signals.on_policy_ess_ratio,
-            reward_mean=signals.reward_mean,
-            tokens_per_second=signals.tokens_per_s,
-            trajectories=Trajectories(buffered=signals.buffered, in_flight=signals.in_flight),
-            learning_rate=rate,
-            evaluation_accuracy=signals.accuracy,
-            lag=Lag(p50=signals.lag_p50, max=signals.lag_max),
-            warning=Warned(level=signals.warning_level, score=signals.warning_score),
-        )
+        known: dict[str, Any] = {
+            "step": signals.step,
+            "policy_version": signals.policy_version,
+            "trajectories": Trajectories(buffered=signals.buffered, in_flight=signals.in_flight),
+            "evaluation_accuracy": signals.accuracy,
+        }
+        if (last := signals.last) is None:
+            return Numbers(**known)
+        of_step = {
+            "ess_ratio": last.ess_ratio or None,
+            "on_policy_ess_ratio": last.on_policy_ess_ratio,
+            "reward_mean": last.reward_mean,
+            "tokens_per_second": last.tokens_per_s,
+            "learning_rate": Rate(
+                effective=last.learning_rate,
+                schedule=last.learning_rate_schedule,
+                scale=last.learning_rate_scale,
+                backoff=last.learning_rate_backoff,
+            ),
+            "lag": Lag(p50=last.lag_p50, max=last.lag_max),
+            "warning": Warned(level=signals.warning_level, score=last.warning_score),
+        }
+        return Numbers(**known, **of_step)
 
 
 _SUMMARIES: Final = frozenset({"Initializing", "Degraded"})

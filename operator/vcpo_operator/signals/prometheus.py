@@ -14,13 +14,13 @@ import logging
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 import aiohttp
 
 from vcpo.algo.health.early_warning import warning_level
-from vcpo.control.signals import RunSignals, WorkerSignals
-from vcpo.judgement import no_update_notice
+from vcpo.control.signals import RunSignals, WorkerSignals, checked_signals
+from vcpo.metrics.step_gauges import GAUGES, record_of_metrics
 from vcpo.wire.phase import RunPhase
 from vcpo_operator.names import RunKey
 from vcpo_operator.observed.records import Cause
@@ -30,34 +30,22 @@ _LOGGER = logging.getLogger(__name__)
 _TIMEOUT: Final = aiohttp.ClientTimeout(total=5.0)
 _PAUSE_S: Final = 10.0
 """Time without queries after one that got no answer, for the other runs' sake."""
-_GAUGES: Final[Mapping[str, str]] = {
-    "vcpo_learner_step": "step",
+_STATE: Final[Mapping[str, str]] = {
     "vcpo_policy_version": "policy_version",
     "vcpo_trajectories_buffered": "buffered",
     "vcpo_trajectories_in_flight": "in_flight",
     "vcpo_batch_trajectories": "batch_trajectories",
     "vcpo_admission_lag_steps": "lag_limit_steps",
-    "vcpo_token_lag_median_steps": "lag_p50",
-    "vcpo_token_lag_max_steps": "lag_max",
     "vcpo_failures_in_a_row": "failures_in_a_row",
     "vcpo_learner_lost_changes": "lost_changes",
-    "vcpo_ess_ratio": "ess_ratio",
-    "vcpo_ess_mean_ratio": "ess_ratio_mean",
-    "vcpo_ess_low_ratio": "ess_ratio_low",
-    "vcpo_on_policy_ess_ratio": "on_policy_ess_ratio",
-    "vcpo_learning_rate": "learning_rate",
-    "vcpo_learning_rate_schedule_ratio": "learning_rate_schedule",
-    "vcpo_learning_rate_scale_ratio": "learning_rate_scale",
-    "vcpo_learning_rate_backoff_ratio": "learning_rate_backoff",
-    "vcpo_reward_mean": "reward_mean",
-    "vcpo_collapse_warning_ratio": "warning_score",
     "vcpo_evaluation_accuracy": "accuracy",
     "vcpo_learner_idle_ratio": "learner_idle_ratio",
 }
-"""Fields of `RunSignals` by the gauge that shows them."""
-_PHASE, _GROUP, _SKIPPED = "vcpo_learner_phase", "vcpo_workers", "vcpo_skipped_steps_in_a_row"
+"""Fields of `RunSignals` by the gauge that shows them; the record of the step has its own."""
+_PHASE, _GROUP, _STEP = "vcpo_learner_phase", "vcpo_workers", "vcpo_learner_step"
 _WORKER: Final = "vcpo_rollout_in_flight"
-_NAMES: Final = "|".join((*_GAUGES, _PHASE, _GROUP, _SKIPPED, _WORKER))
+_OF_STEP: Final = tuple(gauge.name for gauge in GAUGES)
+_NAMES: Final = "|".join((*_STATE, *_OF_STEP, _PHASE, _GROUP, _STEP, _WORKER))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -153,24 +141,19 @@ def _signals(
     scrape: list[tuple[dict[str, str], float]], workers: Mapping[str, WorkerSignals]
 ) -> RunSignals:
     values = {labels["__name__"]: value for labels, value in scrape if not math.isnan(value)}
-    known: dict[str, Any] = {
-        name: int(values[gauge]) if values[gauge].is_integer() else values[gauge]
-        for gauge, name in _GAUGES.items()
-        if gauge in values
-    }
+    known = {name: values[gauge] for gauge, name in _STATE.items() if gauge in values}
     named = [(labels, value) for labels, value in scrape if labels["__name__"] in {_PHASE, _GROUP}]
     current = next(it["phase"] for it, value in named if "phase" in it and value == 1.0)
-    phase = {each.value: each for each in RunPhase}.get(current, RunPhase.RUNNING)
-    # A step whose weights have no value reports 0, which no batch can have.
-    known["ess_ratio"] = known.get("ess_ratio") or None
-    skipped, score = int(values.get(_SKIPPED, 0)), known.get("warning_score")
-    is_all = phase is RunPhase.COMPLETE and 0 < known["step"] <= skipped
-    return RunSignals(
-        **known,
-        phase=phase,
-        warning_level=None if score is None else warning_level(score),
-        ready_workers={each["group"]: int(value) for each, value in named if "group" in each},
-        workers=workers,
-        no_update=no_update_notice(skipped, "the learner's log says why", is_all=is_all),
-        has_never_updated=is_all,
+    step, last = values[_STEP], None
+    if step:
+        level = warning_level(values.get("vcpo_collapse_warning_ratio", 0.0))
+        last = record_of_metrics(values, step=step, warning_level=level.value)
+    return checked_signals(
+        {
+            **known,
+            "last": last,
+            "phase": {each.value: each for each in RunPhase}.get(current, RunPhase.RUNNING),
+            "ready_workers": {each["group"]: value for each, value in named if "group" in each},
+            "workers": workers,
+        }
     )

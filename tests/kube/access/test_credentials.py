@@ -19,10 +19,11 @@ from tests.fixtures.operator.operator import (
     run_body,
     signals,
 )
+from tests.fixtures.signals import signals_message
 from vcpo.wire.access.roles import AUTHORIZATION, RUN_ROLES, CallerRole
 from vcpo.wire.access.tls import CertificateFolder
 from vcpo.wire.server import WireServer
-from vcpo.wire.v1 import control_pb2, control_pb2_grpc, work_pb2
+from vcpo.wire.v1 import control_pb2_grpc, work_pb2
 from vcpo_operator.signals.client import LearnerConnections
 
 NAMESPACE = f"/api/v1/namespaces/{KEY.namespace}"
@@ -181,12 +182,7 @@ class Learner(control_pb2_grpc.ControlServiceServicer):
 
     async def GetSignals(self, request, context):  # noqa: N802 - gRPC's name
         self.shown.add(dict(context.invocation_metadata())[AUTHORIZATION].removeprefix("Bearer "))
-        return control_pb2.Signals(
-            phase=work_pb2.RUN_PHASE_RUNNING,
-            on_policy_ess_ratio=0.8,
-            batch_trajectories=16,
-            lag_limit_steps=8,
-        )
+        return signals_message(phase=work_pb2.RUN_PHASE_RUNNING, lag_limit_steps=8)
 
 
 async def test_each_learner_is_shown_its_own_key_for_steering_over_tls_and_answers_to_no_other(

@@ -43,7 +43,7 @@ async def test_a_fresh_operator_that_has_not_reached_the_learner_yet_changes_no_
     assert await events_of_the_run(operator) == told
 
 
-FAILING = {"failures_in_a_row": 1000, "latest_generation_failure": "It has no tokenizer."}
+FAILING = {"failures_in_a_row": 1000, "generation_failure": "It has no tokenizer."}
 UNCHANGED = {"no_update": "The last 5 steps made no update."}
 
 

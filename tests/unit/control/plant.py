@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
+from tests.fixtures.signals import run_signals_of
 from vcpo.api.health import Health
 from vcpo.control.decision import ControlDecision, decide
 from vcpo.control.limits import ControlLimits, GroupLimits
@@ -46,7 +47,7 @@ def signals(**changes: object) -> RunSignals:
         "learner_idle_ratio": 0.1,
         "ready_workers": {"main": 2},
     }
-    return RunSignals(**{**chosen, **changes})
+    return run_signals_of(**{**chosen, **changes})
 
 
 def starving_signals(**changes: object) -> RunSignals:

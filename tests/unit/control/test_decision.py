@@ -153,7 +153,8 @@ def test_ess_condition_says(ess_ratio, lag, reason):
     ],
 )
 def test_the_early_warning_is_the_reason_of_stable(level, reason):
-    decision, _ = decide(DEFAULTS, STATE, signals(warning_level=level), NOW_S)
+    seen = signals(step=0) if level is None else signals(warning_level=level)
+    decision, _ = decide(DEFAULTS, STATE, seen, NOW_S)
     assert decision.condition(ConditionType.STABLE).reason is reason
 
 

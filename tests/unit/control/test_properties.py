@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.fixtures.signals import with_record
 from tests.unit.control.plant import BATCH, Plant, limits, signals
 from vcpo.algo.health.early_warning import WarningLevel
 from vcpo.control.decision import decide
@@ -62,10 +63,10 @@ def all_signals(draw: st.DrawFn, bounds: ControlLimits) -> RunSignals:
         step=draw(st.integers(0, 20)),
         ess_ratio_mean=draw(st.none() | SHARES),
         ess_ratio_low=draw(st.none() | SHARES),
-        warning_level=draw(st.none() | st.sampled_from(WarningLevel)),
+        warning_level=draw(st.sampled_from(WarningLevel)),
         lag_limit_steps=draw(st.integers(0, 15)),
-        lag_p50=draw(st.none() | LAGS),
-        lag_max=draw(st.none() | LAGS),
+        lag_p50=draw(LAGS),
+        lag_max=draw(LAGS),
         buffered=draw(st.integers(0, 14 * BATCH)),
         in_flight=draw(st.integers(0, 14 * BATCH)),
         learner_idle_ratio=draw(st.sampled_from([0.0, 1.0]) | SHARES),
@@ -133,8 +134,8 @@ def test_stale_signals_hold_whatever_they_say(situation, age_s):
 @given(situations(), LAGS, LAGS)
 def test_a_higher_lag_never_gives_more_workers(situation, one, other):
     bounds, state, seen = situation
-    fresher = dataclasses.replace(seen, lag_p50=min(one, other))
-    staler = dataclasses.replace(seen, lag_p50=max(one, other))
+    fresher = with_record(seen, lag_p50=min(one, other))
+    staler = with_record(seen, lag_p50=max(one, other))
     assert workers(bounds, state, staler) <= workers(bounds, state, fresher)
 
 
@@ -142,8 +143,8 @@ def test_a_higher_lag_never_gives_more_workers(situation, one, other):
 @given(situations(), SHARES, SHARES)
 def test_a_lower_ess_never_gives_a_wider_admission_or_more_workers(situation, one, other):
     bounds, state, seen = situation
-    sicker = dataclasses.replace(seen, ess_ratio_mean=min(one, other))
-    sounder = dataclasses.replace(seen, ess_ratio_mean=max(one, other))
+    sicker = with_record(seen, ess_ratio_mean=min(one, other))
+    sounder = with_record(seen, ess_ratio_mean=max(one, other))
     less, more = (decide(bounds, state, each, NOW_S)[0] for each in (sicker, sounder))
     assert less.lag_limit_steps <= more.lag_limit_steps
     assert sum(less.replicas.values()) <= sum(more.replicas.values())
@@ -154,7 +155,7 @@ def test_a_lower_ess_never_gives_a_wider_admission_or_more_workers(situation, on
 def test_a_worse_warning_never_gives_a_wider_admission_or_more_workers(situation):
     bounds, state, seen = situation
     decisions = [
-        decide(bounds, state, dataclasses.replace(seen, warning_level=level), NOW_S)[0]
+        decide(bounds, state, with_record(seen, warning_level=level), NOW_S)[0]
         for level in WarningLevel
     ]
     for better, worse in pairwise(decisions):

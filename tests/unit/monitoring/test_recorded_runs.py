@@ -54,7 +54,7 @@ RECOVERY = {
 
 
 def firing_at(name: str, expected: dict[int, set[str]], folder):
-    series = scraped_series(recorded_steps(name, folder), slowed=SLOWED, bound=BOUNDS[name])
+    series = scraped_series(recorded_steps(name), slowed=SLOWED, bound=BOUNDS[name])
     test = {
         "interval": "15s",
         "input_series": [
@@ -100,12 +100,12 @@ def test_a_collapse_is_not_taken_for_a_healthy_run(tmp_path):
 
 
 @pytest.mark.parametrize("name", BOUNDS)
-def test_a_recording_never_trained_on_a_token_above_its_bound(tmp_path, name):
-    steps = recorded_steps(name, tmp_path)
+def test_a_recording_never_trained_on_a_token_above_its_bound(name):
+    steps = recorded_steps(name)
     assert max(step.lag_max for step in steps) <= BOUNDS[name]
 
 
-def test_the_recorded_collapse_is_one(tmp_path):
-    rewards = [step.reward_mean for step in recorded_steps("collapse", tmp_path)]
+def test_the_recorded_collapse_is_one():
+    rewards = [step.reward_mean for step in recorded_steps("collapse")]
     assert max(rewards[:10]) > 0.4
     assert max(rewards[10:20]) < 0.1

@@ -5,18 +5,19 @@ from __future__ import annotations
 from dataclasses import fields
 
 from vcpo.algo.health.diagnostics import BatchDiagnostics
-from vcpo.records.step_record import GAUGES, StepRecord, UpdateRecord, update_fields
+from vcpo.metrics.step_gauges import GAUGES
+from vcpo.records.step_record import StepRecord, UpdateRecord, update_fields
 from vcpo.report.charts.step_chart import CHARTS
 
 
 def test_no_two_numbers_share_a_metric():
-    names = [gauge.name for _, _, gauge in GAUGES]
+    names = [gauge.name for gauge in GAUGES]
     assert len(set(names)) == len(names)
 
 
 def test_a_number_within_the_diagnostics_is_one_of_theirs():
     known = {each.name for each in fields(BatchDiagnostics)}
-    assert {key for field, key, _ in GAUGES if field == "diagnostics"} <= known
+    assert {each.key for each in GAUGES if each.field == "diagnostics"} <= known
     assert {chart.entry for field, chart in CHARTS if field == "diagnostics"} <= known
 
 

@@ -33,7 +33,7 @@ class Steered(control_pb2_grpc.ControlServiceServicer):
     """Has taken three steps."""
 
     async def GetSignals(self, request, context):  # noqa: N802 - named by the contract
-        return control_pb2.Signals(step=3)
+        return control_pb2.Signals(policy_version=3)
 
 
 @contextlib.asynccontextmanager
@@ -168,7 +168,7 @@ async def test_whoever_steers_a_run_waits_for_no_message_of_its_workers():
                 await asyncio.sleep(0.001)
         control = control_pb2_grpc.ControlServiceStub(channel)
         signals = await control.GetSignals(control_pb2.GetSignalsRequest(), timeout=3.0)
-        assert signals.step == 3
+        assert signals.policy_version == 3
         for one in silent:
             one.cancel()
 

@@ -20,6 +20,7 @@ from vcpo.local.terminal.run_view import (
     age_notices,
     drain_notices,
     lag_text,
+    of_last_step,
     printable,
     warning_text,
 )
@@ -48,10 +49,10 @@ class RunPanel:
 
     def update(self, view: RunView) -> None:
         """Take the current state; a new step adds a point to the trends."""
-        signals = view.signals
-        if signals.step > 0 and (self._view is None or signals.step != self._view.signals.step):
-            self._rewards.append(signals.reward_mean)
-            self._ess_ratios.append(signals.ess_ratio)
+        last = view.signals.last
+        if last is not None and (self._view is None or last.step != self._view.signals.step):
+            self._rewards.append(last.reward_mean)
+            self._ess_ratios.append(last.ess_ratio or None)
         self._view = view
 
     def event(self, message: str) -> None:
@@ -137,13 +138,14 @@ def _progress(view: RunView) -> Table:
 def _numbers(view: RunView, rewards: str, ess_ratios: str) -> Table:
     signals = view.signals
     rate = Text(rate_text(view), rate_style(view))
-    speed = f"{decimal(signals.tokens_per_s, ',.0f')} tokens/s"
+    speed = f"{of_last_step(view, 'tokens_per_s', ',.0f')} tokens/s"
     table = Table.grid(padding=(0, 2))
     for style in ("dim", "", "dim", ""):
         table.add_column(style=style, no_wrap=True)
-    reward = _with_trend(decimal(signals.reward_mean, ".3f"), "bold", rewards)
+    reward = _with_trend(of_last_step(view, "reward_mean", ".3f"), "bold", rewards)
     accuracy = Text(decimal(signals.accuracy, ".3f"), "bold")
-    ess = f"{decimal(signals.ess_ratio, '.2f')} of {decimal(signals.on_policy_ess_ratio, '.2f')}"
+    on_policy = of_last_step(view, "on_policy_ess_ratio", ".2f")
+    ess = f"{of_last_step(view, 'ess_ratio', '.2f')} of {on_policy}"
     table.add_row("reward", reward, "accuracy", accuracy)
     lag = Text(lag_text(view), "bold red" if view.is_lag_broken else "")
     table.add_row("ESS ratio", _with_trend(ess, ess_style(view), ess_ratios), "lag", lag)
@@ -153,9 +155,9 @@ def _numbers(view: RunView, rewards: str, ess_ratios: str) -> Table:
     limit = Text(f"{signals.lag_limit_steps} versions", "yellow" if view.is_throttled else "")
     table.add_row("lr", rate, "lag limit", limit)
     table.add_row("warning", warning, "workers", workers)
-    cut = decimal(signals.cut_responses_ratio, ".0%")
-    equal = decimal(signals.equal_groups_ratio, ".0%")
-    prompt = f"{decimal(signals.prompt_tokens_mean, '.0f')} tokens"
+    cut = of_last_step(view, "cut_responses_ratio", ".0%")
+    equal = of_last_step(view, "equal_groups_ratio", ".0%")
+    prompt = f"{of_last_step(view, 'prompt_tokens_mean', '.0f')} tokens"
     table.add_row("answers", f"{cut} cut, {equal} of groups equal", "prompt", prompt)
     queue = f"{signals.buffered} buffered, {signals.in_flight} in flight"
     table.add_row("queue", queue, "speed", speed)
@@ -174,7 +176,8 @@ def rate_text(view: RunView) -> str:
 
 def rate_style(view: RunView) -> str:
     """Return yellow once warnings or rollbacks have lowered the learning rate."""
-    return "yellow" if (view.signals.learning_rate_backoff or 1.0) < 1.0 else ""
+    last = view.signals.last
+    return "yellow" if last is not None and last.learning_rate_backoff < 1.0 else ""
 
 
 def ess_style(view: RunView) -> str:

@@ -12,7 +12,7 @@ from vcpo.control.signals import RunSignals
 from vcpo.judgement import Evidence, Judgement, judgements, recorded_phase
 from vcpo.records.journal import EventRecord, EventTail, read_events, read_metrics
 from vcpo.report.numbers import UNKNOWN, decimal, duration, whole
-from vcpo.report.recorded_run import first_signals, recorded_signals
+from vcpo.report.recorded_run import recorded_signals
 
 OLD_S = 10.0
 """Age from which numbers are shown with their age, in seconds."""
@@ -64,7 +64,8 @@ class RunView:
     @property
     def is_lag_broken(self) -> bool:
         """Whether a token older than the spec allows was trained on."""
-        return (self.signals.lag_max or 0) > self.max_policy_lag_steps
+        last = self.signals.last
+        return last is not None and last.lag_max > self.max_policy_lag_steps
 
     @property
     def judgements(self) -> tuple[Judgement, ...]:
@@ -93,7 +94,7 @@ def run_view(
     return RunView(
         run=run,
         phase=phase,
-        signals=signals or first_signals(run),
+        signals=signals or recorded_signals(run),
         workers_desired=workers_desired,
         elapsed_s=elapsed_s,
         checkpoint_step=checkpoint_step,
@@ -121,14 +122,20 @@ def ended_view(run: VCPORun, run_dir: Path, *, now_s: float) -> RunView:
 
 def lag_text(view: RunView) -> str:
     """Return the lag of the last step and the most that the spec allows."""
-    lag_p50, lag_max = whole(view.signals.lag_p50), whole(view.signals.lag_max)
-    return f"p50 {lag_p50} max {lag_max} of {view.max_policy_lag_steps}"
+    last = view.signals.last
+    p50, most = (None, None) if last is None else (last.lag_p50, last.lag_max)
+    return f"p50 {whole(p50)} max {whole(most)} of {view.max_policy_lag_steps}"
+
+
+def of_last_step(view: RunView, field: str, form: str) -> str:
+    """Return a number of the last step's record; form: as of `decimal`."""
+    return decimal(getattr(view.signals.last, field, None), form)
 
 
 def warning_text(view: RunView) -> str:
     """Return level and score of the early warning."""
-    level, score = view.signals.warning_level, view.signals.warning_score
-    return UNKNOWN if level is None else f"{level} {decimal(score, '.2f')}"
+    last = view.signals.last
+    return UNKNOWN if last is None else f"{last.warning_level} {last.warning_score:.2f}"
 
 
 def age_notices(view: RunView) -> list[str]:

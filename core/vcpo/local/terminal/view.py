@@ -21,6 +21,7 @@ from vcpo.local.terminal.run_view import (
     age_notices,
     drain_notices,
     lag_text,
+    of_last_step,
     printable,
     warning_text,
 )
@@ -129,23 +130,23 @@ class PlainView:
 def plain_line(view: RunView) -> str:
     """Return the state of a run in one line."""
     signals = view.signals
-    on_policy = decimal(signals.on_policy_ess_ratio, ".2f")
+    on_policy = of_last_step(view, "on_policy_ess_ratio", ".2f")
     facts = [
         f"{view.phase} {signals.step}/{view.total_steps}",
-        f"reward {decimal(signals.reward_mean, '.3f')}",
+        f"reward {of_last_step(view, 'reward_mean', '.3f')}",
         f"accuracy {decimal(signals.accuracy, '.3f')}",
-        f"ess {decimal(signals.ess_ratio, '.2f')} (on-policy {on_policy})",
+        f"ess {of_last_step(view, 'ess_ratio', '.2f')} (on-policy {on_policy})",
         f"lr {rate_text(view)}",
         f"lag {lag_text(view)}",
         f"lag limit {signals.lag_limit_steps}",
         f"warning {warning_text(view)}",
-        f"cut {decimal(signals.cut_responses_ratio, '.0%')}",
-        f"equal groups {decimal(signals.equal_groups_ratio, '.0%')}",
-        f"prompt {decimal(signals.prompt_tokens_mean, '.0f')} tok",
+        f"cut {of_last_step(view, 'cut_responses_ratio', '.0%')}",
+        f"equal groups {of_last_step(view, 'equal_groups_ratio', '.0%')}",
+        f"prompt {of_last_step(view, 'prompt_tokens_mean', '.0f')} tok",
         f"buffered {signals.buffered}",
         f"in flight {signals.in_flight}",
         f"workers {view.workers_ready}/{view.workers_desired}",
-        f"{decimal(signals.tokens_per_s, ',.0f')} tok/s",
+        f"{of_last_step(view, 'tokens_per_s', ',.0f')} tok/s",
         f"elapsed {duration(view.elapsed_s)}",
         f"eta {duration(view.eta_s)}",
         *age_notices(view),

@@ -25,43 +25,31 @@ _sym_db = _symbol_database.Default()
 from vcpo.wire.v1 import work_pb2 as vcpo_dot_wire_dot_v1_dot_work__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1avcpo/wire/v1/control.proto\x12\x0cvcpo.wire.v1\x1a\x17vcpo/wire/v1/work.proto\"\x13\n\x11GetSignalsRequest\"\xe6\x0c\n\x07Signals\x12\x10\n\x08run_name\x18\x01 \x01(\t\x12%\n\x05phase\x18\x02 \x01(\x0e\x32\x16.vcpo.wire.v1.RunPhase\x12\x0c\n\x04step\x18\x03 \x01(\x04\x12\x13\n\x0btotal_steps\x18\x04 \x01(\x04\x12\x16\n\x0epolicy_version\x18\x05 \x01(\x04\x12\x16\n\tess_ratio\x18\x06 \x01(\x01H\x00\x88\x01\x01\x12\x1b\n\x0e\x65ss_ratio_mean\x18\x07 \x01(\x01H\x01\x88\x01\x01\x12\x1a\n\ress_ratio_low\x18\x08 \x01(\x01H\x02\x88\x01\x01\x12\x1b\n\x13on_policy_ess_ratio\x18\t \x01(\x01\x12\x1a\n\rlearning_rate\x18! \x01(\x01H\x03\x88\x01\x01\x12#\n\x16learning_rate_schedule\x18\" \x01(\x01H\x04\x88\x01\x01\x12 \n\x13learning_rate_scale\x18\n \x01(\x01H\x05\x88\x01\x01\x12\"\n\x15learning_rate_backoff\x18# \x01(\x01H\x06\x88\x01\x01\x12\x15\n\x08lag_mean\x18\x0b \x01(\x01H\x07\x88\x01\x01\x12\x14\n\x07lag_p50\x18\x0c \x01(\x04H\x08\x88\x01\x01\x12\x14\n\x07lag_max\x18\r \x01(\x04H\t\x88\x01\x01\x12\x34\n\x0ctrajectories\x18\x0e \x01(\x0b\x32\x1e.vcpo.wire.v1.TrajectoryCounts\x12\x1a\n\x12\x62\x61tch_trajectories\x18\x0f \x01(\x04\x12\x17\n\x0flag_limit_steps\x18\x10 \x01(\x04\x12\x1a\n\x12learner_idle_ratio\x18\x11 \x01(\x01\x12(\n consumed_trajectories_per_second\x18\x13 \x01(\x01\x12#\n\x1bgenerated_tokens_per_second\x18\x14 \x01(\x01\x12\x18\n\x0breward_mean\x18\x15 \x01(\x01H\n\x88\x01\x01\x12-\n\x0b\x65valuations\x18\x16 \x03(\x0b\x32\x18.vcpo.wire.v1.Evaluation\x12%\n\x07workers\x18\x17 \x03(\x0b\x32\x14.vcpo.wire.v1.Worker\x12\x1a\n\x12seconds_since_step\x18\x18 \x01(\x01\x12\"\n\x15\x63\x61libration_age_steps\x18\x19 \x01(\x04H\x0b\x88\x01\x01\x12\x1a\n\rwarning_score\x18\x1a \x01(\x01H\x0c\x88\x01\x01\x12\x1a\n\rwarning_level\x18\x1b \x01(\tH\r\x88\x01\x01\x12\x16\n\trollbacks\x18\x1c \x01(\x04H\x0e\x88\x01\x01\x12\x10\n\x08rollback\x18\x1d \x01(\t\x12,\n\x08\x66\x61ilures\x18\x1e \x03(\x0b\x32\x1a.vcpo.wire.v1.FailureCount\x12\x19\n\x11\x66\x61ilures_in_a_row\x18\x1f \x01(\x04\x12/\n\tset_aside\x18  \x03(\x0b\x32\x1c.vcpo.wire.v1.SetAsideWorker\x12\x0f\n\x07\x66\x61ilure\x18( \x01(\t\x12\x1e\n\x16skipped_steps_in_a_row\x18\x32 \x01(\x04\x12\x13\n\x0bskip_reason\x18\x33 \x01(\t\x12\x15\n\x08\x63ollapse\x18\x34 \x01(\tH\x0f\x88\x01\x01\x12\x14\n\x0clost_changes\x18< \x01(\x04\x12\x10\n\x08mismatch\x18= \x01(\t\x12 \n\x13\x63ut_responses_ratio\x18> \x01(\x01H\x10\x88\x01\x01\x12\x1f\n\x12\x65qual_groups_ratio\x18? \x01(\x01H\x11\x88\x01\x01\x12\x1f\n\x12prompt_tokens_mean\x18@ \x01(\x01H\x12\x88\x01\x01\x42\x0c\n\n_ess_ratioB\x11\n\x0f_ess_ratio_meanB\x10\n\x0e_ess_ratio_lowB\x10\n\x0e_learning_rateB\x19\n\x17_learning_rate_scheduleB\x16\n\x14_learning_rate_scaleB\x18\n\x16_learning_rate_backoffB\x0b\n\t_lag_meanB\n\n\x08_lag_p50B\n\n\x08_lag_maxB\x0e\n\x0c_reward_meanB\x18\n\x16_calibration_age_stepsB\x10\n\x0e_warning_scoreB\x10\n\x0e_warning_levelB\x0c\n\n_rollbacksB\x0b\n\t_collapseB\x16\n\x14_cut_responses_ratioB\x15\n\x13_equal_groups_ratioB\x15\n\x13_prompt_tokens_mean\"[\n\x0c\x46\x61ilureCount\x12\r\n\x05\x63\x61use\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\r\n\x05\x63ount\x18\x03 \x01(\x04\x12\x1c\n\x14seconds_since_latest\x18\x04 \x01(\x01\"q\n\x0eSetAsideWorker\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x15\n\rrollout_group\x18\x02 \x01(\t\x12\r\n\x05\x63\x61use\x18\x03 \x01(\t\x12\x0f\n\x07message\x18\x04 \x01(\t\x12\x15\n\rseconds_since\x18\x05 \x01(\x01\"\xc7\x01\n\x10TrajectoryCounts\x12\x0e\n\x06leased\x18\x01 \x01(\x04\x12\x11\n\tin_flight\x18\x02 \x01(\x04\x12\x10\n\x08\x62uffered\x18\x03 \x01(\x04\x12\x10\n\x08\x63onsumed\x18\x04 \x01(\x04\x12<\n\x07\x64ropped\x18\x05 \x03(\x0b\x32+.vcpo.wire.v1.TrajectoryCounts.DroppedEntry\x1a.\n\x0c\x44roppedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"F\n\nEvaluation\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x10\n\x08\x61\x63\x63uracy\x18\x02 \x01(\x01\x12\x18\n\x10num_trajectories\x18\x03 \x01(\x04\"\xa5\x01\n\x06Worker\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x15\n\rrollout_group\x18\x02 \x01(\t\x12\x16\n\x0epolicy_version\x18\x03 \x01(\x04\x12\x1a\n\x12seconds_since_seen\x18\x04 \x01(\x01\x12\x1e\n\x16in_flight_trajectories\x18\x05 \x01(\x04\x12\x1d\n\x15\x61\x63\x63\x65pted_trajectories\x18\n \x01(\x04\"=\n\x12SetThrottleRequest\x12\x17\n\x0flag_limit_steps\x18\x01 \x01(\x04\x12\x0e\n\x06reason\x18\x02 \x01(\t\".\n\x13SetThrottleResponse\x12\x17\n\x0flag_limit_steps\x18\x01 \x01(\x04\"\x1e\n\x0c\x44rainRequest\x12\x0e\n\x06reason\x18\x01 \x01(\t\"6\n\rDrainResponse\x12%\n\x05phase\x18\x01 \x01(\x0e\x32\x16.vcpo.wire.v1.RunPhase\")\n\x14ReleaseWorkerRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\"-\n\x15ReleaseWorkerResponse\x12\x14\n\x0cnum_released\x18\x01 \x01(\r2\xc6\x02\n\x0e\x43ontrolService\x12\x44\n\nGetSignals\x12\x1f.vcpo.wire.v1.GetSignalsRequest\x1a\x15.vcpo.wire.v1.Signals\x12R\n\x0bSetThrottle\x12 .vcpo.wire.v1.SetThrottleRequest\x1a!.vcpo.wire.v1.SetThrottleResponse\x12@\n\x05\x44rain\x12\x1a.vcpo.wire.v1.DrainRequest\x1a\x1b.vcpo.wire.v1.DrainResponse\x12X\n\rReleaseWorker\x12\".vcpo.wire.v1.ReleaseWorkerRequest\x1a#.vcpo.wire.v1.ReleaseWorkerResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1avcpo/wire/v1/control.proto\x12\x0cvcpo.wire.v1\x1a\x17vcpo/wire/v1/work.proto\"\x13\n\x11GetSignalsRequest\"\xf1\x03\n\x07Signals\x12\x11\n\tlast_step\x18\x01 \x01(\t\x12%\n\x05phase\x18\x02 \x01(\x0e\x32\x16.vcpo.wire.v1.RunPhase\x12\x16\n\x0epolicy_version\x18\x03 \x01(\x04\x12\x17\n\x0flag_limit_steps\x18\x04 \x01(\x04\x12\x1a\n\x12\x62\x61tch_trajectories\x18\x05 \x01(\x04\x12\x10\n\x08\x62uffered\x18\x06 \x01(\x04\x12\x11\n\tin_flight\x18\x07 \x01(\x04\x12\x1a\n\x12learner_idle_ratio\x18\x08 \x01(\x01\x12\x16\n\x0e\x63onsumed_per_s\x18\t \x01(\x01\x12\x15\n\x08\x61\x63\x63uracy\x18\n \x01(\x01H\x00\x88\x01\x01\x12%\n\x07workers\x18\x0b \x03(\x0b\x32\x14.vcpo.wire.v1.Worker\x12\x14\n\x0csince_step_s\x18\x0c \x01(\x01\x12\x0f\n\x07\x66\x61ilure\x18\r \x01(\t\x12\x19\n\x11\x66\x61ilures_in_a_row\x18\x0e \x01(\x04\x12\x1a\n\x12generation_failure\x18\x0f \x01(\t\x12\x11\n\tset_aside\x18\x10 \x01(\t\x12\x10\n\x08mismatch\x18\x11 \x01(\t\x12\x10\n\x08rollback\x18\x12 \x01(\t\x12\x10\n\x08\x63ollapse\x18\x13 \x01(\t\x12\x14\n\x0clost_changes\x18\x14 \x01(\x04\x42\x0b\n\t_accuracy\"i\n\x06Worker\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x15\n\rrollout_group\x18\x02 \x01(\t\x12\x11\n\tin_flight\x18\x03 \x01(\x04\x12\x10\n\x08silent_s\x18\x04 \x01(\x01\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x05 \x01(\x04\"=\n\x12SetThrottleRequest\x12\x17\n\x0flag_limit_steps\x18\x01 \x01(\x04\x12\x0e\n\x06reason\x18\x02 \x01(\t\".\n\x13SetThrottleResponse\x12\x17\n\x0flag_limit_steps\x18\x01 \x01(\x04\"\x1e\n\x0c\x44rainRequest\x12\x0e\n\x06reason\x18\x01 \x01(\t\"6\n\rDrainResponse\x12%\n\x05phase\x18\x01 \x01(\x0e\x32\x16.vcpo.wire.v1.RunPhase\")\n\x14ReleaseWorkerRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\"-\n\x15ReleaseWorkerResponse\x12\x14\n\x0cnum_released\x18\x01 \x01(\r2\xc6\x02\n\x0e\x43ontrolService\x12\x44\n\nGetSignals\x12\x1f.vcpo.wire.v1.GetSignalsRequest\x1a\x15.vcpo.wire.v1.Signals\x12R\n\x0bSetThrottle\x12 .vcpo.wire.v1.SetThrottleRequest\x1a!.vcpo.wire.v1.SetThrottleResponse\x12@\n\x05\x44rain\x12\x1a.vcpo.wire.v1.DrainRequest\x1a\x1b.vcpo.wire.v1.DrainResponse\x12X\n\rReleaseWorker\x12\".vcpo.wire.v1.ReleaseWorkerRequest\x1a#.vcpo.wire.v1.ReleaseWorkerResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'vcpo.wire.v1.control_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_TRAJECTORYCOUNTS_DROPPEDENTRY']._loaded_options = None
-  _globals['_TRAJECTORYCOUNTS_DROPPEDENTRY']._serialized_options = b'8\001'
   _globals['_GETSIGNALSREQUEST']._serialized_start=69
   _globals['_GETSIGNALSREQUEST']._serialized_end=88
   _globals['_SIGNALS']._serialized_start=91
-  _globals['_SIGNALS']._serialized_end=1729
-  _globals['_FAILURECOUNT']._serialized_start=1731
-  _globals['_FAILURECOUNT']._serialized_end=1822
-  _globals['_SETASIDEWORKER']._serialized_start=1824
-  _globals['_SETASIDEWORKER']._serialized_end=1937
-  _globals['_TRAJECTORYCOUNTS']._serialized_start=1940
-  _globals['_TRAJECTORYCOUNTS']._serialized_end=2139
-  _globals['_TRAJECTORYCOUNTS_DROPPEDENTRY']._serialized_start=2093
-  _globals['_TRAJECTORYCOUNTS_DROPPEDENTRY']._serialized_end=2139
-  _globals['_EVALUATION']._serialized_start=2141
-  _globals['_EVALUATION']._serialized_end=2211
-  _globals['_WORKER']._serialized_start=2214
-  _globals['_WORKER']._serialized_end=2379
-  _globals['_SETTHROTTLEREQUEST']._serialized_start=2381
-  _globals['_SETTHROTTLEREQUEST']._serialized_end=2442
-  _globals['_SETTHROTTLERESPONSE']._serialized_start=2444
-  _globals['_SETTHROTTLERESPONSE']._serialized_end=2490
-  _globals['_DRAINREQUEST']._serialized_start=2492
-  _globals['_DRAINREQUEST']._serialized_end=2522
-  _globals['_DRAINRESPONSE']._serialized_start=2524
-  _globals['_DRAINRESPONSE']._serialized_end=2578
-  _globals['_RELEASEWORKERREQUEST']._serialized_start=2580
-  _globals['_RELEASEWORKERREQUEST']._serialized_end=2621
-  _globals['_RELEASEWORKERRESPONSE']._serialized_start=2623
-  _globals['_RELEASEWORKERRESPONSE']._serialized_end=2668
-  _globals['_CONTROLSERVICE']._serialized_start=2671
-  _globals['_CONTROLSERVICE']._serialized_end=2997
+  _globals['_SIGNALS']._serialized_end=588
+  _globals['_WORKER']._serialized_start=590
+  _globals['_WORKER']._serialized_end=695
+  _globals['_SETTHROTTLEREQUEST']._serialized_start=697
+  _globals['_SETTHROTTLEREQUEST']._serialized_end=758
+  _globals['_SETTHROTTLERESPONSE']._serialized_start=760
+  _globals['_SETTHROTTLERESPONSE']._serialized_end=806
+  _globals['_DRAINREQUEST']._serialized_start=808
+  _globals['_DRAINREQUEST']._serialized_end=838
+  _globals['_DRAINRESPONSE']._serialized_start=840
+  _globals['_DRAINRESPONSE']._serialized_end=894
+  _globals['_RELEASEWORKERREQUEST']._serialized_start=896
+  _globals['_RELEASEWORKERREQUEST']._serialized_end=937
+  _globals['_RELEASEWORKERRESPONSE']._serialized_start=939
+  _globals['_RELEASEWORKERRESPONSE']._serialized_end=984
+  _globals['_CONTROLSERVICE']._serialized_start=987
+  _globals['_CONTROLSERVICE']._serialized_end=1313
 # @@protoc_insertion_point(module_scope)

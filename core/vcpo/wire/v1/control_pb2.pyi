@@ -40,435 +40,109 @@ class Signals(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    RUN_NAME_FIELD_NUMBER: _builtins.int
+    LAST_STEP_FIELD_NUMBER: _builtins.int
     PHASE_FIELD_NUMBER: _builtins.int
-    STEP_FIELD_NUMBER: _builtins.int
-    TOTAL_STEPS_FIELD_NUMBER: _builtins.int
     POLICY_VERSION_FIELD_NUMBER: _builtins.int
-    ESS_RATIO_FIELD_NUMBER: _builtins.int
-    ESS_RATIO_MEAN_FIELD_NUMBER: _builtins.int
-    ESS_RATIO_LOW_FIELD_NUMBER: _builtins.int
-    ON_POLICY_ESS_RATIO_FIELD_NUMBER: _builtins.int
-    LEARNING_RATE_FIELD_NUMBER: _builtins.int
-    LEARNING_RATE_SCHEDULE_FIELD_NUMBER: _builtins.int
-    LEARNING_RATE_SCALE_FIELD_NUMBER: _builtins.int
-    LEARNING_RATE_BACKOFF_FIELD_NUMBER: _builtins.int
-    LAG_MEAN_FIELD_NUMBER: _builtins.int
-    LAG_P50_FIELD_NUMBER: _builtins.int
-    LAG_MAX_FIELD_NUMBER: _builtins.int
-    TRAJECTORIES_FIELD_NUMBER: _builtins.int
-    BATCH_TRAJECTORIES_FIELD_NUMBER: _builtins.int
     LAG_LIMIT_STEPS_FIELD_NUMBER: _builtins.int
+    BATCH_TRAJECTORIES_FIELD_NUMBER: _builtins.int
+    BUFFERED_FIELD_NUMBER: _builtins.int
+    IN_FLIGHT_FIELD_NUMBER: _builtins.int
     LEARNER_IDLE_RATIO_FIELD_NUMBER: _builtins.int
-    CONSUMED_TRAJECTORIES_PER_SECOND_FIELD_NUMBER: _builtins.int
-    GENERATED_TOKENS_PER_SECOND_FIELD_NUMBER: _builtins.int
-    REWARD_MEAN_FIELD_NUMBER: _builtins.int
-    EVALUATIONS_FIELD_NUMBER: _builtins.int
+    CONSUMED_PER_S_FIELD_NUMBER: _builtins.int
+    ACCURACY_FIELD_NUMBER: _builtins.int
     WORKERS_FIELD_NUMBER: _builtins.int
-    SECONDS_SINCE_STEP_FIELD_NUMBER: _builtins.int
-    CALIBRATION_AGE_STEPS_FIELD_NUMBER: _builtins.int
-    WARNING_SCORE_FIELD_NUMBER: _builtins.int
-    WARNING_LEVEL_FIELD_NUMBER: _builtins.int
-    ROLLBACKS_FIELD_NUMBER: _builtins.int
-    ROLLBACK_FIELD_NUMBER: _builtins.int
-    FAILURES_FIELD_NUMBER: _builtins.int
-    FAILURES_IN_A_ROW_FIELD_NUMBER: _builtins.int
-    SET_ASIDE_FIELD_NUMBER: _builtins.int
+    SINCE_STEP_S_FIELD_NUMBER: _builtins.int
     FAILURE_FIELD_NUMBER: _builtins.int
-    SKIPPED_STEPS_IN_A_ROW_FIELD_NUMBER: _builtins.int
-    SKIP_REASON_FIELD_NUMBER: _builtins.int
+    FAILURES_IN_A_ROW_FIELD_NUMBER: _builtins.int
+    GENERATION_FAILURE_FIELD_NUMBER: _builtins.int
+    SET_ASIDE_FIELD_NUMBER: _builtins.int
+    MISMATCH_FIELD_NUMBER: _builtins.int
+    ROLLBACK_FIELD_NUMBER: _builtins.int
     COLLAPSE_FIELD_NUMBER: _builtins.int
     LOST_CHANGES_FIELD_NUMBER: _builtins.int
-    MISMATCH_FIELD_NUMBER: _builtins.int
-    CUT_RESPONSES_RATIO_FIELD_NUMBER: _builtins.int
-    EQUAL_GROUPS_RATIO_FIELD_NUMBER: _builtins.int
-    PROMPT_TOKENS_MEAN_FIELD_NUMBER: _builtins.int
-    run_name: _builtins.str
-    """metadata.name of the run."""
-    phase: _work_pb2.RunPhase.ValueType
-    step: _builtins.int
-    """Optimizer steps taken; the numbers of the last step and of the window are those of this step."""
-    total_steps: _builtins.int
-    """Optimizer steps of the whole run."""
-    policy_version: _builtins.int
-    """Newest policy version; ahead of step while it is published."""
-    ess_ratio: _builtins.float
-    """ESS ratio (effective sample size over batch size) of the last step, in [1/B, 1]."""
-    ess_ratio_mean: _builtins.float
-    """Mean ESS ratio over the window of recent steps, in [0, 1]."""
-    ess_ratio_low: _builtins.float
-    """Low percentile of the ESS ratio over the same window, in [0, 1]."""
-    on_policy_ess_ratio: _builtins.float
-    """ESS ratio at lag 0, in (0, 1]: from the spec, or calibrated."""
-    learning_rate: _builtins.float
-    """Learning rate of the last step that made an update, and the factors on the rate of the spec that
-    made it, in [0, 1]: of warm-up and schedule, of ESS or trust region, of warnings and rollbacks.
+    last_step: _builtins.str
+    """Record of the last step, as the JSON of vcpo.records.step_record.StepRecord; empty before the
+    first step.
     """
-    learning_rate_schedule: _builtins.float
-    learning_rate_scale: _builtins.float
-    learning_rate_backoff: _builtins.float
-    lag_mean: _builtins.float
-    """Mean, median and largest lag of the tokens of the last step, in policy versions."""
-    lag_p50: _builtins.int
-    lag_max: _builtins.int
-    batch_trajectories: _builtins.int
-    """Trajectories of one optimizer step, B."""
+    phase: _work_pb2.RunPhase.ValueType
+    """The state since that step."""
+    policy_version: _builtins.int
+    """Newest policy version; ahead of the last step while it is published."""
     lag_limit_steps: _builtins.int
     """Lag limit in force, in policy versions."""
+    batch_trajectories: _builtins.int
+    """Trajectories of one optimizer step, B."""
+    buffered: _builtins.int
+    """Trajectories that are accepted and wait for training, and those leased and not yet submitted."""
+    in_flight: _builtins.int
     learner_idle_ratio: _builtins.float
-    """Share of the window in which the learner waited for data, in [0, 1]."""
-    consumed_trajectories_per_second: _builtins.float
+    """Share of the last steps and the current wait in which the learner waited for data, in [0, 1]."""
+    consumed_per_s: _builtins.float
     """Trajectories trained on per second."""
-    generated_tokens_per_second: _builtins.float
-    """Response tokens accepted per second."""
-    reward_mean: _builtins.float
-    """Mean reward over the window of recent steps."""
-    seconds_since_step: _builtins.float
+    accuracy: _builtins.float
+    """Mean reward of the newest evaluation."""
+    since_step_s: _builtins.float
     """Seconds since the last completed step; before the first step, since the start."""
-    calibration_age_steps: _builtins.int
-    """Optimizer steps since the on-policy ESS ratio was last measured on fresh tokens."""
-    warning_score: _builtins.float
-    """Early warning of a collapse: severity of the worst signal, in [0, 1], and its level: ok, warn,
-    critical or dead.
+    failure: _builtins.str
+    """Why the run failed, in one sentence; empty unless the phase is FAILED."""
+    failures_in_a_row: _builtins.int
+    """Failed generations since the last accepted trajectory, and the error of the latest one."""
+    generation_failure: _builtins.str
+    set_aside: _builtins.str
+    """Workers that were set aside in the last ten minutes, in a sentence."""
+    mismatch: _builtins.str
+    """How far workers and learner are from computing the same policy, and what to look at, in
+    sentences; empty while they differ by no more than is expected.
     """
-    warning_level: _builtins.str
-    rollbacks: _builtins.int
-    """Rollbacks of the run to a good checkpoint so far."""
     rollback: _builtins.str
     """From which step to which checkpoint the run was rolled back in the last steps, and why, as a
     clause; empty if it was not.
     """
-    failures_in_a_row: _builtins.int
-    """Failed generations since the last accepted trajectory."""
-    failure: _builtins.str
-    """Why the run failed, in one sentence; empty unless the phase is FAILED."""
-    skipped_steps_in_a_row: _builtins.int
-    """Number of the last steps in a row, since the learner's start, that made no update."""
-    skip_reason: _builtins.str
-    """Why the last of these steps made no update."""
     collapse: _builtins.str
-    """How the run collapsed, in sentences; absent unless all steps were taken and the reward fell far
+    """How the run collapsed, in sentences; empty unless all steps were taken and the reward fell far
     below its best and did not recover.
     """
     lost_changes: _builtins.int
     """Changes that were committed to the redo log and that this learner did not find there when it
     started; at least so many, if its event LogDamaged says so.
     """
-    mismatch: _builtins.str
-    """How far workers and learner are from computing the same policy, and what to look at, in
-    sentences; empty while they differ by no more than is expected.
-    """
-    cut_responses_ratio: _builtins.float
-    """Of the last step's batch: share of the responses that reached sampling.maxNewTokens, and of the
-    groups whose rewards are all equal, in [0, 1]; mean length of the prompts, in tokens.
-    """
-    equal_groups_ratio: _builtins.float
-    prompt_tokens_mean: _builtins.float
-    @_builtins.property
-    def trajectories(self) -> Global___TrajectoryCounts: ...
-    @_builtins.property
-    def evaluations(self) -> _containers.RepeatedCompositeFieldContainer[Global___Evaluation]:
-        """Evaluations so far, oldest first."""
-
     @_builtins.property
     def workers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Worker]:
         """Registered workers."""
 
-    @_builtins.property
-    def failures(self) -> _containers.RepeatedCompositeFieldContainer[Global___FailureCount]:
-        """Distinct failures of generations since the learner's start, latest first; at most 16."""
-
-    @_builtins.property
-    def set_aside(self) -> _containers.RepeatedCompositeFieldContainer[Global___SetAsideWorker]:
-        """Workers that were set aside since the learner's start, latest first; at most 16."""
-
     def __init__(
         self,
         *,
-        run_name: _builtins.str = ...,
+        last_step: _builtins.str = ...,
         phase: _work_pb2.RunPhase.ValueType = ...,
-        step: _builtins.int = ...,
-        total_steps: _builtins.int = ...,
         policy_version: _builtins.int = ...,
-        ess_ratio: _builtins.float | None = ...,
-        ess_ratio_mean: _builtins.float | None = ...,
-        ess_ratio_low: _builtins.float | None = ...,
-        on_policy_ess_ratio: _builtins.float = ...,
-        learning_rate: _builtins.float | None = ...,
-        learning_rate_schedule: _builtins.float | None = ...,
-        learning_rate_scale: _builtins.float | None = ...,
-        learning_rate_backoff: _builtins.float | None = ...,
-        lag_mean: _builtins.float | None = ...,
-        lag_p50: _builtins.int | None = ...,
-        lag_max: _builtins.int | None = ...,
-        trajectories: Global___TrajectoryCounts | None = ...,
-        batch_trajectories: _builtins.int = ...,
         lag_limit_steps: _builtins.int = ...,
+        batch_trajectories: _builtins.int = ...,
+        buffered: _builtins.int = ...,
+        in_flight: _builtins.int = ...,
         learner_idle_ratio: _builtins.float = ...,
-        consumed_trajectories_per_second: _builtins.float = ...,
-        generated_tokens_per_second: _builtins.float = ...,
-        reward_mean: _builtins.float | None = ...,
-        evaluations: _abc.Iterable[Global___Evaluation] | None = ...,
+        consumed_per_s: _builtins.float = ...,
+        accuracy: _builtins.float | None = ...,
         workers: _abc.Iterable[Global___Worker] | None = ...,
-        seconds_since_step: _builtins.float = ...,
-        calibration_age_steps: _builtins.int | None = ...,
-        warning_score: _builtins.float | None = ...,
-        warning_level: _builtins.str | None = ...,
-        rollbacks: _builtins.int | None = ...,
-        rollback: _builtins.str = ...,
-        failures: _abc.Iterable[Global___FailureCount] | None = ...,
-        failures_in_a_row: _builtins.int = ...,
-        set_aside: _abc.Iterable[Global___SetAsideWorker] | None = ...,
+        since_step_s: _builtins.float = ...,
         failure: _builtins.str = ...,
-        skipped_steps_in_a_row: _builtins.int = ...,
-        skip_reason: _builtins.str = ...,
-        collapse: _builtins.str | None = ...,
-        lost_changes: _builtins.int = ...,
+        failures_in_a_row: _builtins.int = ...,
+        generation_failure: _builtins.str = ...,
+        set_aside: _builtins.str = ...,
         mismatch: _builtins.str = ...,
-        cut_responses_ratio: _builtins.float | None = ...,
-        equal_groups_ratio: _builtins.float | None = ...,
-        prompt_tokens_mean: _builtins.float | None = ...,
+        rollback: _builtins.str = ...,
+        collapse: _builtins.str = ...,
+        lost_changes: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_calibration_age_steps", b"_calibration_age_steps", "_collapse", b"_collapse", "_cut_responses_ratio", b"_cut_responses_ratio", "_equal_groups_ratio", b"_equal_groups_ratio", "_ess_ratio", b"_ess_ratio", "_ess_ratio_low", b"_ess_ratio_low", "_ess_ratio_mean", b"_ess_ratio_mean", "_lag_max", b"_lag_max", "_lag_mean", b"_lag_mean", "_lag_p50", b"_lag_p50", "_learning_rate", b"_learning_rate", "_learning_rate_backoff", b"_learning_rate_backoff", "_learning_rate_scale", b"_learning_rate_scale", "_learning_rate_schedule", b"_learning_rate_schedule", "_prompt_tokens_mean", b"_prompt_tokens_mean", "_reward_mean", b"_reward_mean", "_rollbacks", b"_rollbacks", "_warning_level", b"_warning_level", "_warning_score", b"_warning_score", "calibration_age_steps", b"calibration_age_steps", "collapse", b"collapse", "cut_responses_ratio", b"cut_responses_ratio", "equal_groups_ratio", b"equal_groups_ratio", "ess_ratio", b"ess_ratio", "ess_ratio_low", b"ess_ratio_low", "ess_ratio_mean", b"ess_ratio_mean", "lag_max", b"lag_max", "lag_mean", b"lag_mean", "lag_p50", b"lag_p50", "learning_rate", b"learning_rate", "learning_rate_backoff", b"learning_rate_backoff", "learning_rate_scale", b"learning_rate_scale", "learning_rate_schedule", b"learning_rate_schedule", "prompt_tokens_mean", b"prompt_tokens_mean", "reward_mean", b"reward_mean", "rollbacks", b"rollbacks", "trajectories", b"trajectories", "warning_level", b"warning_level", "warning_score", b"warning_score"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_accuracy", b"_accuracy", "accuracy", b"accuracy"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_calibration_age_steps", b"_calibration_age_steps", "_collapse", b"_collapse", "_cut_responses_ratio", b"_cut_responses_ratio", "_equal_groups_ratio", b"_equal_groups_ratio", "_ess_ratio", b"_ess_ratio", "_ess_ratio_low", b"_ess_ratio_low", "_ess_ratio_mean", b"_ess_ratio_mean", "_lag_max", b"_lag_max", "_lag_mean", b"_lag_mean", "_lag_p50", b"_lag_p50", "_learning_rate", b"_learning_rate", "_learning_rate_backoff", b"_learning_rate_backoff", "_learning_rate_scale", b"_learning_rate_scale", "_learning_rate_schedule", b"_learning_rate_schedule", "_prompt_tokens_mean", b"_prompt_tokens_mean", "_reward_mean", b"_reward_mean", "_rollbacks", b"_rollbacks", "_warning_level", b"_warning_level", "_warning_score", b"_warning_score", "batch_trajectories", b"batch_trajectories", "calibration_age_steps", b"calibration_age_steps", "collapse", b"collapse", "consumed_trajectories_per_second", b"consumed_trajectories_per_second", "cut_responses_ratio", b"cut_responses_ratio", "equal_groups_ratio", b"equal_groups_ratio", "ess_ratio", b"ess_ratio", "ess_ratio_low", b"ess_ratio_low", "ess_ratio_mean", b"ess_ratio_mean", "evaluations", b"evaluations", "failure", b"failure", "failures", b"failures", "failures_in_a_row", b"failures_in_a_row", "generated_tokens_per_second", b"generated_tokens_per_second", "lag_limit_steps", b"lag_limit_steps", "lag_max", b"lag_max", "lag_mean", b"lag_mean", "lag_p50", b"lag_p50", "learner_idle_ratio", b"learner_idle_ratio", "learning_rate", b"learning_rate", "learning_rate_backoff", b"learning_rate_backoff", "learning_rate_scale", b"learning_rate_scale", "learning_rate_schedule", b"learning_rate_schedule", "lost_changes", b"lost_changes", "mismatch", b"mismatch", "on_policy_ess_ratio", b"on_policy_ess_ratio", "phase", b"phase", "policy_version", b"policy_version", "prompt_tokens_mean", b"prompt_tokens_mean", "reward_mean", b"reward_mean", "rollback", b"rollback", "rollbacks", b"rollbacks", "run_name", b"run_name", "seconds_since_step", b"seconds_since_step", "set_aside", b"set_aside", "skip_reason", b"skip_reason", "skipped_steps_in_a_row", b"skipped_steps_in_a_row", "step", b"step", "total_steps", b"total_steps", "trajectories", b"trajectories", "warning_level", b"warning_level", "warning_score", b"warning_score", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_accuracy", b"_accuracy", "accuracy", b"accuracy", "batch_trajectories", b"batch_trajectories", "buffered", b"buffered", "collapse", b"collapse", "consumed_per_s", b"consumed_per_s", "failure", b"failure", "failures_in_a_row", b"failures_in_a_row", "generation_failure", b"generation_failure", "in_flight", b"in_flight", "lag_limit_steps", b"lag_limit_steps", "last_step", b"last_step", "learner_idle_ratio", b"learner_idle_ratio", "lost_changes", b"lost_changes", "mismatch", b"mismatch", "phase", b"phase", "policy_version", b"policy_version", "rollback", b"rollback", "set_aside", b"set_aside", "since_step_s", b"since_step_s", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__calibration_age_steps: _TypeAlias = _typing.Literal["calibration_age_steps"]  # noqa: Y015
-    _WhichOneofArgType__calibration_age_steps: _TypeAlias = _typing.Literal["_calibration_age_steps", b"_calibration_age_steps"]  # noqa: Y015
-    _WhichOneofReturnType__collapse: _TypeAlias = _typing.Literal["collapse"]  # noqa: Y015
-    _WhichOneofArgType__collapse: _TypeAlias = _typing.Literal["_collapse", b"_collapse"]  # noqa: Y015
-    _WhichOneofReturnType__cut_responses_ratio: _TypeAlias = _typing.Literal["cut_responses_ratio"]  # noqa: Y015
-    _WhichOneofArgType__cut_responses_ratio: _TypeAlias = _typing.Literal["_cut_responses_ratio", b"_cut_responses_ratio"]  # noqa: Y015
-    _WhichOneofReturnType__equal_groups_ratio: _TypeAlias = _typing.Literal["equal_groups_ratio"]  # noqa: Y015
-    _WhichOneofArgType__equal_groups_ratio: _TypeAlias = _typing.Literal["_equal_groups_ratio", b"_equal_groups_ratio"]  # noqa: Y015
-    _WhichOneofReturnType__ess_ratio: _TypeAlias = _typing.Literal["ess_ratio"]  # noqa: Y015
-    _WhichOneofArgType__ess_ratio: _TypeAlias = _typing.Literal["_ess_ratio", b"_ess_ratio"]  # noqa: Y015
-    _WhichOneofReturnType__ess_ratio_low: _TypeAlias = _typing.Literal["ess_ratio_low"]  # noqa: Y015
-    _WhichOneofArgType__ess_ratio_low: _TypeAlias = _typing.Literal["_ess_ratio_low", b"_ess_ratio_low"]  # noqa: Y015
-    _WhichOneofReturnType__ess_ratio_mean: _TypeAlias = _typing.Literal["ess_ratio_mean"]  # noqa: Y015
-    _WhichOneofArgType__ess_ratio_mean: _TypeAlias = _typing.Literal["_ess_ratio_mean", b"_ess_ratio_mean"]  # noqa: Y015
-    _WhichOneofReturnType__lag_max: _TypeAlias = _typing.Literal["lag_max"]  # noqa: Y015
-    _WhichOneofArgType__lag_max: _TypeAlias = _typing.Literal["_lag_max", b"_lag_max"]  # noqa: Y015
-    _WhichOneofReturnType__lag_mean: _TypeAlias = _typing.Literal["lag_mean"]  # noqa: Y015
-    _WhichOneofArgType__lag_mean: _TypeAlias = _typing.Literal["_lag_mean", b"_lag_mean"]  # noqa: Y015
-    _WhichOneofReturnType__lag_p50: _TypeAlias = _typing.Literal["lag_p50"]  # noqa: Y015
-    _WhichOneofArgType__lag_p50: _TypeAlias = _typing.Literal["_lag_p50", b"_lag_p50"]  # noqa: Y015
-    _WhichOneofReturnType__learning_rate: _TypeAlias = _typing.Literal["learning_rate"]  # noqa: Y015
-    _WhichOneofArgType__learning_rate: _TypeAlias = _typing.Literal["_learning_rate", b"_learning_rate"]  # noqa: Y015
-    _WhichOneofReturnType__learning_rate_backoff: _TypeAlias = _typing.Literal["learning_rate_backoff"]  # noqa: Y015
-    _WhichOneofArgType__learning_rate_backoff: _TypeAlias = _typing.Literal["_learning_rate_backoff", b"_learning_rate_backoff"]  # noqa: Y015
-    _WhichOneofReturnType__learning_rate_scale: _TypeAlias = _typing.Literal["learning_rate_scale"]  # noqa: Y015
-    _WhichOneofArgType__learning_rate_scale: _TypeAlias = _typing.Literal["_learning_rate_scale", b"_learning_rate_scale"]  # noqa: Y015
-    _WhichOneofReturnType__learning_rate_schedule: _TypeAlias = _typing.Literal["learning_rate_schedule"]  # noqa: Y015
-    _WhichOneofArgType__learning_rate_schedule: _TypeAlias = _typing.Literal["_learning_rate_schedule", b"_learning_rate_schedule"]  # noqa: Y015
-    _WhichOneofReturnType__prompt_tokens_mean: _TypeAlias = _typing.Literal["prompt_tokens_mean"]  # noqa: Y015
-    _WhichOneofArgType__prompt_tokens_mean: _TypeAlias = _typing.Literal["_prompt_tokens_mean", b"_prompt_tokens_mean"]  # noqa: Y015
-    _WhichOneofReturnType__reward_mean: _TypeAlias = _typing.Literal["reward_mean"]  # noqa: Y015
-    _WhichOneofArgType__reward_mean: _TypeAlias = _typing.Literal["_reward_mean", b"_reward_mean"]  # noqa: Y015
-    _WhichOneofReturnType__rollbacks: _TypeAlias = _typing.Literal["rollbacks"]  # noqa: Y015
-    _WhichOneofArgType__rollbacks: _TypeAlias = _typing.Literal["_rollbacks", b"_rollbacks"]  # noqa: Y015
-    _WhichOneofReturnType__warning_level: _TypeAlias = _typing.Literal["warning_level"]  # noqa: Y015
-    _WhichOneofArgType__warning_level: _TypeAlias = _typing.Literal["_warning_level", b"_warning_level"]  # noqa: Y015
-    _WhichOneofReturnType__warning_score: _TypeAlias = _typing.Literal["warning_score"]  # noqa: Y015
-    _WhichOneofArgType__warning_score: _TypeAlias = _typing.Literal["_warning_score", b"_warning_score"]  # noqa: Y015
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__calibration_age_steps) -> _WhichOneofReturnType__calibration_age_steps | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__collapse) -> _WhichOneofReturnType__collapse | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__cut_responses_ratio) -> _WhichOneofReturnType__cut_responses_ratio | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__equal_groups_ratio) -> _WhichOneofReturnType__equal_groups_ratio | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__ess_ratio) -> _WhichOneofReturnType__ess_ratio | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__ess_ratio_low) -> _WhichOneofReturnType__ess_ratio_low | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__ess_ratio_mean) -> _WhichOneofReturnType__ess_ratio_mean | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__lag_max) -> _WhichOneofReturnType__lag_max | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__lag_mean) -> _WhichOneofReturnType__lag_mean | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__lag_p50) -> _WhichOneofReturnType__lag_p50 | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__learning_rate) -> _WhichOneofReturnType__learning_rate | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__learning_rate_backoff) -> _WhichOneofReturnType__learning_rate_backoff | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__learning_rate_scale) -> _WhichOneofReturnType__learning_rate_scale | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__learning_rate_schedule) -> _WhichOneofReturnType__learning_rate_schedule | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__prompt_tokens_mean) -> _WhichOneofReturnType__prompt_tokens_mean | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__reward_mean) -> _WhichOneofReturnType__reward_mean | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__rollbacks) -> _WhichOneofReturnType__rollbacks | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__warning_level) -> _WhichOneofReturnType__warning_level | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__warning_score) -> _WhichOneofReturnType__warning_score | None: ...
+    _WhichOneofReturnType__accuracy: _TypeAlias = _typing.Literal["accuracy"]  # noqa: Y015
+    _WhichOneofArgType__accuracy: _TypeAlias = _typing.Literal["_accuracy", b"_accuracy"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__accuracy) -> _WhichOneofReturnType__accuracy | None: ...
 
 Global___Signals: _TypeAlias = Signals  # noqa: Y015
-
-@_typing.final
-class FailureCount(_message.Message):
-    """A distinct failure of generations and its count."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    CAUSE_FIELD_NUMBER: _builtins.int
-    MESSAGE_FIELD_NUMBER: _builtins.int
-    COUNT_FIELD_NUMBER: _builtins.int
-    SECONDS_SINCE_LATEST_FIELD_NUMBER: _builtins.int
-    cause: _builtins.str
-    """Value of vcpo.wire.failures.FailureCause: prompt, reward, type and so on."""
-    message: _builtins.str
-    """One line: cause, exception class, message, file and line."""
-    count: _builtins.int
-    seconds_since_latest: _builtins.float
-    """Seconds since it last happened."""
-    def __init__(
-        self,
-        *,
-        cause: _builtins.str = ...,
-        message: _builtins.str = ...,
-        count: _builtins.int = ...,
-        seconds_since_latest: _builtins.float = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "count", b"count", "message", b"message", "seconds_since_latest", b"seconds_since_latest"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___FailureCount: _TypeAlias = FailureCount  # noqa: Y015
-
-@_typing.final
-class SetAsideWorker(_message.Message):
-    """A worker that the learner took out of the run."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    WORKER_ID_FIELD_NUMBER: _builtins.int
-    ROLLOUT_GROUP_FIELD_NUMBER: _builtins.int
-    CAUSE_FIELD_NUMBER: _builtins.int
-    MESSAGE_FIELD_NUMBER: _builtins.int
-    SECONDS_SINCE_FIELD_NUMBER: _builtins.int
-    worker_id: _builtins.str
-    rollout_group: _builtins.str
-    cause: _builtins.str
-    """Value of vcpo.records.reasons.SetAsideCause."""
-    message: _builtins.str
-    """What it did, as a clause."""
-    seconds_since: _builtins.float
-    def __init__(
-        self,
-        *,
-        worker_id: _builtins.str = ...,
-        rollout_group: _builtins.str = ...,
-        cause: _builtins.str = ...,
-        message: _builtins.str = ...,
-        seconds_since: _builtins.float = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "message", b"message", "rollout_group", b"rollout_group", "seconds_since", b"seconds_since", "worker_id", b"worker_id"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___SetAsideWorker: _TypeAlias = SetAsideWorker  # noqa: Y015
-
-@_typing.final
-class TrajectoryCounts(_message.Message):
-    """Numbers of trajectories of the run. At every instant
-    leased = in_flight + buffered + consumed + sum(dropped).
-    """
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    @_typing.final
-    class DroppedEntry(_message.Message):
-        DESCRIPTOR: _descriptor.Descriptor
-
-        KEY_FIELD_NUMBER: _builtins.int
-        VALUE_FIELD_NUMBER: _builtins.int
-        key: _builtins.str
-        value: _builtins.int
-        def __init__(
-            self,
-            *,
-            key: _builtins.str = ...,
-            value: _builtins.int = ...,
-        ) -> None: ...
-        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
-        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-        def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-    LEASED_FIELD_NUMBER: _builtins.int
-    IN_FLIGHT_FIELD_NUMBER: _builtins.int
-    BUFFERED_FIELD_NUMBER: _builtins.int
-    CONSUMED_FIELD_NUMBER: _builtins.int
-    DROPPED_FIELD_NUMBER: _builtins.int
-    leased: _builtins.int
-    in_flight: _builtins.int
-    """Leased and not yet submitted."""
-    buffered: _builtins.int
-    """Accepted and waiting for training."""
-    consumed: _builtins.int
-    """Trained on."""
-    @_builtins.property
-    def dropped(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
-        """Dropped, by reason."""
-
-    def __init__(
-        self,
-        *,
-        leased: _builtins.int = ...,
-        in_flight: _builtins.int = ...,
-        buffered: _builtins.int = ...,
-        consumed: _builtins.int = ...,
-        dropped: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["buffered", b"buffered", "consumed", b"consumed", "dropped", b"dropped", "in_flight", b"in_flight", "leased", b"leased"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___TrajectoryCounts: _TypeAlias = TrajectoryCounts  # noqa: Y015
-
-@_typing.final
-class Evaluation(_message.Message):
-    """Result of one evaluation on held-out prompts."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    STEP_FIELD_NUMBER: _builtins.int
-    ACCURACY_FIELD_NUMBER: _builtins.int
-    NUM_TRAJECTORIES_FIELD_NUMBER: _builtins.int
-    step: _builtins.int
-    """Optimizer steps taken before it."""
-    accuracy: _builtins.float
-    """Mean reward of the evaluation's trajectories."""
-    num_trajectories: _builtins.int
-    def __init__(
-        self,
-        *,
-        step: _builtins.int = ...,
-        accuracy: _builtins.float = ...,
-        num_trajectories: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accuracy", b"accuracy", "num_trajectories", b"num_trajectories", "step", b"step"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___Evaluation: _TypeAlias = Evaluation  # noqa: Y015
 
 @_typing.final
 class Worker(_message.Message):
@@ -478,33 +152,29 @@ class Worker(_message.Message):
 
     WORKER_ID_FIELD_NUMBER: _builtins.int
     ROLLOUT_GROUP_FIELD_NUMBER: _builtins.int
-    POLICY_VERSION_FIELD_NUMBER: _builtins.int
-    SECONDS_SINCE_SEEN_FIELD_NUMBER: _builtins.int
-    IN_FLIGHT_TRAJECTORIES_FIELD_NUMBER: _builtins.int
-    ACCEPTED_TRAJECTORIES_FIELD_NUMBER: _builtins.int
+    IN_FLIGHT_FIELD_NUMBER: _builtins.int
+    SILENT_S_FIELD_NUMBER: _builtins.int
+    ACCEPTED_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     rollout_group: _builtins.str
-    policy_version: _builtins.int
-    """Version that it samples from."""
-    seconds_since_seen: _builtins.float
-    """Seconds since its last call."""
-    in_flight_trajectories: _builtins.int
+    in_flight: _builtins.int
     """Trajectories that it has leased and not yet submitted."""
-    accepted_trajectories: _builtins.int
+    silent_s: _builtins.float
+    """Seconds since its last call."""
+    accepted: _builtins.int
     """Accepted trajectories since its registration, evaluations included."""
     def __init__(
         self,
         *,
         worker_id: _builtins.str = ...,
         rollout_group: _builtins.str = ...,
-        policy_version: _builtins.int = ...,
-        seconds_since_seen: _builtins.float = ...,
-        in_flight_trajectories: _builtins.int = ...,
-        accepted_trajectories: _builtins.int = ...,
+        in_flight: _builtins.int = ...,
+        silent_s: _builtins.float = ...,
+        accepted: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_trajectories", b"accepted_trajectories", "in_flight_trajectories", b"in_flight_trajectories", "policy_version", b"policy_version", "rollout_group", b"rollout_group", "seconds_since_seen", b"seconds_since_seen", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "in_flight", b"in_flight", "rollout_group", b"rollout_group", "silent_s", b"silent_s", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

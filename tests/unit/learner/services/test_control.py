@@ -19,8 +19,6 @@ class Parts:
         fixture = dispatcher_fixture(algorithm={"maxPolicyLagSteps": 8})
         self.events: list[tuple[str, str]] = []
         signals = SignalWindow(
-            run_name="run",
-            total_steps=3,
             batch_trajectories=4,
             dispatcher=fixture.dispatcher,
             clock=fixture.clock,

@@ -19,7 +19,7 @@ from vcpo.local.terminal.panel import rate_text
 from vcpo.local.terminal.view import plain_line
 from vcpo.metrics import LearnerMetrics
 from vcpo.records.journal import Metrics
-from vcpo.records.step_record import update_fields
+from vcpo.records.step_record import rate_fields, update_fields
 from vcpo.report.charts.figures import main_charts
 from vcpo.report.recorded_run import RecordedRun, recorded_signals
 from vcpo_learner.telemetry.gauges import LearnerGauges
@@ -38,7 +38,7 @@ NAMES = ("rate", "schedule", "scale", "backoff")
 
 @pytest.fixture(scope="module")
 def steps():
-    """Two steps of a warm-up of four, the second one at a quarter, and a skipped one."""
+    """Two steps of a warm-up of four, the second one at a quarter."""
     optimizer = Optimizer.model_validate({"learningRate": 1e-3, "warmupSteps": 4})
     update = PolicyUpdate(
         seeded_model(llama), make_spec().model_copy(update={"optimizer": optimizer}), PAD
@@ -47,9 +47,7 @@ def steps():
     for version, factor in enumerate([1.0, 0.25]):
         update.health.backoff = RateBackoff(factor=factor)
         results.append(update.step(groups, policy_version=version))
-    taken = [step_record(**update_fields(one), step=at) for at, one in enumerate(results, 1)]
-    skipped = {"skipped": "no_gradient", "learning_rate": 0.0, "learning_rate_scale": 0.0}
-    return [*taken, replace(taken[-1], step=3, **skipped)]
+    return [step_record(**update_fields(one), step=at) for at, one in enumerate(results, 1)]
 
 
 @pytest.fixture
@@ -57,8 +55,6 @@ def learner(steps):
     """What the learner tells after the steps: its message, and its metrics by name."""
     fixture = dispatcher_fixture()
     window = SignalWindow(
-        run_name="r",
-        total_steps=3,
         batch_trajectories=4,
         dispatcher=fixture.dispatcher,
         clock=fixture.clock,
@@ -77,11 +73,11 @@ def numbers(rate):
 
 
 def test_the_rate_is_that_of_the_spec_times_schedule_scale_and_backoff(steps):
-    first, second, skipped = (step.effective_rate for step in steps)
+    first, second = (step.effective_rate for step in steps)
     assert (first.schedule, first.backoff) == (0.25, 1.0)
     assert (second.schedule, second.backoff) == (0.5, 0.25)
     assert second.rate == pytest.approx(1e-3 * 0.5 * second.scale * 0.25)
-    assert skipped is None
+    assert replace(steps[1], skipped="no_gradient").effective_rate is None
 
 
 def test_metrics_signals_records_and_status_have_the_same_four_numbers(steps, learner):
@@ -102,12 +98,7 @@ def test_metrics_signals_records_and_status_have_the_same_four_numbers(steps, le
 def test_log_and_panel_show_the_same_rate(steps, learner, caplog):
     caplog.set_level("INFO")
     rate, signals = steps[1].effective_rate, run_signals(learner[0])
-    view = view_with(
-        learning_rate=signals.learning_rate,
-        learning_rate_schedule=signals.learning_rate_schedule,
-        learning_rate_scale=signals.learning_rate_scale,
-        learning_rate_backoff=signals.learning_rate_backoff,
-    )
+    view = view_with(**{name: getattr(signals.last, name) for name in rate_fields(rate)})
     StepLog(2, clock=lambda: 0.0).log_if_due(steps[1])
     assert f"{rate.rate:.3g} (schedule x0.5" in str(rate)
     assert "backoff x0.25" in str(rate)
@@ -125,7 +116,6 @@ def test_report_and_board_draw_the_rate_as_a_share_of_the_spec(steps, learner):
     assert drawn["effective"] == (
         pytest.approx(steps[0].learning_rate / 1e-3),
         pytest.approx(rate.rate / 1e-3),
-        None,
     )
     assert [drawn[name][1] for name in ("schedule", "ESS", "backoff")] == numbers(rate)[1:]
     panels = [each for row in OFF_POLICY.rows for each in row.panels]

@@ -7,8 +7,8 @@ from tests.fixtures.learner.dispatcher import dispatcher_fixture, work_request
 from tests.fixtures.records import evaluation_record, step_record
 from vcpo.metrics import LearnerMetrics
 from vcpo.metrics.label_values import Stage, WeightForm
+from vcpo.metrics.step_gauges import GAUGES
 from vcpo.records.reasons import SetAsideCause
-from vcpo.records.step_record import GAUGES
 from vcpo.wire.phase import RunPhase
 from vcpo_learner.ledger.worker_registry import WORKER_LOST_AFTER_S
 from vcpo_learner.telemetry.gauges import LearnerGauges
@@ -23,8 +23,6 @@ def fixture():
 @pytest.fixture
 def gauges(fixture):
     signals = SignalWindow(
-        run_name="run",
-        total_steps=3,
         batch_trajectories=4,
         dispatcher=fixture.dispatcher,
         clock=fixture.clock,
@@ -128,7 +126,7 @@ def test_the_time_of_a_step_and_its_number_are_shown_together(gauges):
 
 
 def test_a_resumed_learner_does_not_look_stalled(gauges):
-    gauges.record_resume(7, now_unix_s=9000.0, saved_unix_s=100.0)
+    gauges.record_resume(now_unix_s=9000.0, saved_unix_s=100.0)
     assert value(gauges, "vcpo_learner_step_timestamp_seconds") == 9000.0
     assert value(gauges, "vcpo_learner_checkpoint_timestamp_seconds") == 100.0
 
@@ -179,13 +177,13 @@ def test_served_weights_are_counted_once_by_form(gauges):
 
 def test_every_gauge_that_the_step_record_declares_holds_its_number(gauges):
     numbers = {}
-    for number, (field, key, _) in enumerate(GAUGES, start=1):
-        if key:
-            numbers.setdefault(field, {})[key] = number
+    for number, gauge in enumerate(GAUGES, start=1):
+        if gauge.key:
+            numbers.setdefault(gauge.field, {})[gauge.key] = number
         else:
-            numbers[field] = number
+            numbers[gauge.field] = number
     gauges.record_step(step_record(**numbers), [])
-    shown = [value(gauges, gauge.name) for _, _, gauge in GAUGES]
+    shown = [value(gauges, gauge.name) for gauge in GAUGES]
     assert shown == list(range(1, len(GAUGES) + 1))
 
 
@@ -217,32 +215,12 @@ def test_a_step_whose_weights_have_no_value_shows_no_number_of_them(gauges):
     assert [value(gauges, name) for name in names] == [None] * 2
 
 
-def test_a_skipped_step_leaves_the_numbers_of_the_last_step_that_was_taken(gauges):
-    gauges.record_step(
-        step_record(learning_rate_scale=0.8, learning_rate=8e-4, gradient_norm=1.5), []
-    )
-    skipped = {"learning_rate_scale": 0.0, "learning_rate": 0.0, "gradient_norm": 0.0}
-    gauges.record_step(step_record(step=2, skipped="no_gradient", reward_mean=0.25, **skipped), [])
-    assert value(gauges, "vcpo_learning_rate_scale_ratio") == 0.8
-    assert value(gauges, "vcpo_learning_rate") == 8e-4
-    assert value(gauges, "vcpo_gradient_norm") == 1.5
-    assert value(gauges, "vcpo_reward_mean") == 0.25
-
-
 def test_exactly_the_phase_of_the_run_is_one(gauges, fixture):
     fixture.dispatcher.drain()
     gauges.refresh()
     shown = {phase: value(gauges, "vcpo_learner_phase", phase=phase.value) for phase in RunPhase}
     assert [phase for phase, each in shown.items() if each == 1] == [RunPhase.DRAINING]
     assert set(shown.values()) == {0, 1}
-
-
-def test_windows_are_those_of_the_signals(gauges):
-    for record in (step_record(ess_ratio=0.5), step_record(ess_ratio=0.25, lag_p50=1, lag_max=3)):
-        gauges._signals.record_step(record)
-    gauges.refresh()
-    assert value(gauges, "vcpo_ess_mean_ratio") == 0.375
-    assert value(gauges, "vcpo_ess_low_ratio") == 0.25
 
 
 def test_before_the_first_step_there_is_a_batch_size_and_no_ess(gauges):
@@ -276,10 +254,10 @@ def test_a_scrape_beside_a_step_never_has_the_new_step_with_old_numbers(gauges):
         (step, value(gauges, "vcpo_ess_mean_ratio"))
     )
     for step, ratio in ((1, 0.5), (2, 0.25)):
-        record = step_record(step=step, ess_ratio=ratio)
+        record = step_record(step=step, ess_ratio_mean=ratio)
         gauges._signals.record_step(record)
         gauges.record_step(record, [])
-    assert shown == [(1, 0.5), (2, 0.375)]
+    assert shown == [(1, 0.5), (2, 0.25)]
 
 
 def test_workers_that_were_set_aside_are_counted_by_cause_and_once(gauges, fixture):

@@ -298,7 +298,7 @@ async def test_the_age_of_the_calibration_is_among_the_signals(make_learner, tmp
     learner = make_learner()
     learner.update.calibration_ages = {2: 7}
     await learner.run()
-    assert learner.signals.message().calibration_age_steps == 7
+    assert learner.signals.last_step.calibration_age_steps == 7
     assert [one.calibration_age_steps for one in read_metrics(tmp_path).steps] == [0, 0, 7]
 
 
@@ -320,11 +320,11 @@ async def test_a_round_beside_training_that_is_unanswered_when_the_run_drains_is
 async def test_what_goes_wrong_in_a_round_beside_training_ends_the_run(make_learner):
     learner = make_learner(evaluation={"prompts": 1, "everySteps": 1}, steps=50)
 
-    def broken(record):
+    def broken(record, accuracies):
         if record.step > 0:
             raise OSError("no space left")
 
-    learner.signals.record_evaluation = broken
+    learner.gauges.record_evaluation = broken
     with pytest.raises(OSError, match="no space left"):
         await learner.run()
     assert learner.dispatcher.policy_version < 50
@@ -421,7 +421,7 @@ async def test_a_run_that_collapsed_ends_with_that_word_in_events_and_signals(
 async def test_a_run_that_did_not_collapse_has_nothing_to_say_of_it(make_learner, tmp_path):
     learner = make_learner()
     await learner.run()
-    assert not learner.signals.message().HasField("collapse")
+    assert learner.signals.message().collapse == ""
     last = read_events(tmp_path)[-1]
     assert (last.kind, last.message) == ("Complete", "3 steps; the model is saved")
 
@@ -430,7 +430,7 @@ async def test_a_run_that_was_stopped_is_not_judged(make_learner):
     learner = make_learner()
     answer_worse_after_the_first_evaluation(learner)
     assert await learner.run(until_step=1) is RunPhase.DRAINING
-    assert not learner.signals.message().HasField("collapse")
+    assert learner.signals.message().collapse == ""
 
 
 async def test_a_log_that_grows_fast_makes_checkpoints_due(tmp_path):

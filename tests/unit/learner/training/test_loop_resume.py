@@ -44,11 +44,11 @@ async def test_a_run_that_never_updated_says_so_however_often_it_was_resumed(mak
         learner.update.refused = {0, 1, 2}
         learner.training.resume()
         await learner.run(until_step=until_step)
-    assert run_signals(learner.signals.message()).has_never_updated
+    assert run_signals(learner.signals.message()).has_never_updated(3)
     later = make_learner()  # with no step left to take
     later.training.resume()
     await later.training.run(drain_s=0)
-    assert run_signals(later.signals.message()).has_never_updated
+    assert run_signals(later.signals.message()).has_never_updated(3)
 
 
 async def test_a_step_that_a_resume_takes_again_is_not_counted_twice(make_learner, tmp_path):
@@ -56,7 +56,7 @@ async def test_a_step_that_a_resume_takes_again_is_not_counted_twice(make_learne
     Journal(tmp_path).step(step_record(step=2, skipped="low_ess"))  # after the checkpoint
     later = make_learner()
     assert later.training.resume() == 1
-    assert later.signals.message().skipped_steps_in_a_row == 0
+    assert later.signals.last_step.skipped_steps == 0
 
 
 async def test_a_fresh_run_directory_has_nothing_to_resume(make_learner):
@@ -75,7 +75,7 @@ async def test_a_resumed_learner_does_not_report_its_past_as_production(make_lea
     later = make_learner()
     later.training.resume()
     later.clock.advance(1.0)
-    assert later.signals.message().consumed_trajectories_per_second == 0.0
+    assert later.signals.message().consumed_per_s == 0.0
 
 
 async def test_a_learner_that_starts_after_the_end_is_complete_at_once_and_asks_nobody(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests.fixtures.signals import signals_message
 from vcpo.api import parse_run
 from vcpo.learner_control import run_signals
 from vcpo.local.terminal.run_view import RunView, run_view
@@ -26,8 +27,7 @@ def view_of(
 
 
 def signals(**fields) -> control_pb2.Signals:
-    least = {"step": 20, "on_policy_ess_ratio": 0.9, "batch_trajectories": 16}
-    return control_pb2.Signals(phase=work_pb2.RUN_PHASE_RUNNING, **least, **fields)
+    return signals_message(phase=work_pb2.RUN_PHASE_RUNNING, **{"step": 20, **fields})
 
 
 def test_before_the_first_signals_a_run_starts():
@@ -47,21 +47,6 @@ def test_a_run_whose_learner_does_not_answer_is_not_shown_as_running():
 
 
 def test_the_end_is_estimated_from_the_batches_of_late():
-    view = view_of(signals(consumed_trajectories_per_second=8.0))
+    view = view_of(signals(consumed_per_s=8.0))
     assert view.eta_s == (300 - 20) * 16 / 8.0
     assert view_of(signals()).eta_s is None
-
-
-def set_aside(worker_id: str, seconds_since: float) -> control_pb2.SetAsideWorker:
-    return control_pb2.SetAsideWorker(
-        worker_id=worker_id, cause="failing", message="it fails", seconds_since=seconds_since
-    )
-
-
-def test_workers_that_were_just_set_aside_are_noticed_with_their_number_and_the_last_one():
-    one = view_of(signals(set_aside=[set_aside("main-3", 5.0)])).judgements[0]
-    assert one.why == "A worker was set aside, main-3 (failing): it fails."
-    both = [set_aside("main-4", 5.0), set_aside("main-3", 599.0), set_aside("main-1", 600.0)]
-    assert view_of(signals(set_aside=both)).judgements[0].why.startswith("2 workers were set aside")
-    late = view_of(signals(set_aside=[set_aside("main-1", 600.0)]))
-    assert late.judgements[0].name != "set aside"

@@ -53,10 +53,10 @@ def test_a_learner_that_is_done_completes_the_run():
 
 
 def test_a_run_that_never_updated_is_no_plain_success():
-    done = signals(phase=RunPhase.COMPLETE, no_update="No step did.", has_never_updated=True)
+    done = signals(phase=RunPhase.COMPLETE, step=10, skipped="low_ess", skipped_steps=10)
     verdict = judge(make_run().spec, started_status(), done, START_S)
     assert (verdict.phase, verdict.reason) == (LifecyclePhase.COMPLETE, "WithoutUpdate")
-    assert verdict.message.endswith(" steps are taken. No step did.")
+    assert "All 10 steps are taken. No step made an update (10 of 10" in verdict.message
 
 
 def test_a_run_that_collapsed_is_complete_for_that_reason():

@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from tests.fixtures.operator.runs import KEY
-from vcpo.learner_control import run_signals
+from tests.fixtures.signals import signals_message
 from vcpo.wire.access.roles import CallerRole
 from vcpo.wire.server import WireServer
 from vcpo.wire.v1 import control_pb2, control_pb2_grpc, work_pb2
@@ -23,15 +23,8 @@ from vcpo_operator.signals.client import (
 
 
 def message(**changes: object) -> control_pb2.Signals:
-    least = {
-        "step": 4,
-        "policy_version": 4,
-        "on_policy_ess_ratio": 0.8,
-        "batch_trajectories": 16,
-        "lag_limit_steps": 8,
-        "phase": work_pb2.RUN_PHASE_RUNNING,
-    }
-    return control_pb2.Signals(**{**least, **changes})
+    least = {"step": 4, "lag_limit_steps": 8, "phase": work_pb2.RUN_PHASE_RUNNING}
+    return signals_message(**{**least, **changes})
 
 
 class Learner(control_pb2_grpc.ControlServiceServicer):
@@ -193,73 +186,6 @@ async def test_an_order_that_nobody_takes_is_an_error(fixture: ConnectionsFixtur
     await fixture.server.stop(0)
     with pytest.raises(LearnerCommandError, match="took no throttle"):
         await fixture.lines.throttle(KEY, 3, "because")
-
-
-def test_what_was_not_measured_is_none():
-    signals = run_signals(message())
-    assert (signals.ess_ratio, signals.learning_rate_scale, signals.accuracy) == (None, None, None)
-
-
-def test_failures_are_reported_with_the_latest_first():
-    latest, older = (
-        control_pb2.FailureCount(cause="reward", message=f"reward: KeyError: {item}", count=1)
-        for item in "ba"
-    )
-    told = run_signals(
-        message(failures=[latest, older], failures_in_a_row=32, failure="It gave up.")
-    )
-    assert (told.failure, told.failures_in_a_row) == ("It gave up.", 32)
-    assert told.latest_generation_failure == "reward: KeyError: b"
-
-
-def test_a_worker_that_was_set_aside_is_reported():
-    worker = control_pb2.SetAsideWorker(worker_id="w", cause="mismatch", message="0.4 nats off")
-    told = run_signals(message(set_aside=[worker]))
-    assert told.set_aside == "A worker was set aside, w (mismatch): 0.4 nats off."
-    assert run_signals(message()).set_aside == ""
-
-
-def test_engines_that_disagree_are_reported():
-    assert run_signals(message(mismatch="They differ.")).mismatch == "They differ."
-    assert run_signals(message()).mismatch == ""
-
-
-def test_the_newest_evaluation_counts():
-    evaluations = [control_pb2.Evaluation(step=0, accuracy=0.1)]
-    evaluations.append(control_pb2.Evaluation(step=5, accuracy=0.4))
-    assert run_signals(message(evaluations=evaluations)).accuracy == 0.4
-
-
-def test_workers_are_known_by_the_name_of_their_pod():
-    worker = control_pb2.Worker(
-        worker_id="demo-rollout-main-x",
-        rollout_group="main",
-        seconds_since_seen=2.5,
-        in_flight_trajectories=6,
-    )
-    signals = run_signals(message(workers=[worker]))
-    found = signals.workers["demo-rollout-main-x"]
-    assert (found.in_flight, found.silent_s) == (6, 2.5)
-    assert signals.ready_workers == {"main": 1}
-
-
-def test_steps_without_an_update_are_reported_once_there_are_ten_of_them():
-    few = run_signals(message(total_steps=300, skipped_steps_in_a_row=9, skip_reason="low_ess"))
-    assert (few.no_update, few.has_never_updated) == ("", False)
-    ten = run_signals(message(total_steps=300, skipped_steps_in_a_row=10, skip_reason="low_ess"))
-    assert ten.no_update.startswith("The last 10 steps made no update: the ESS ratio is too small")
-    assert not ten.has_never_updated
-
-
-def test_a_run_whose_every_step_was_skipped_is_reported_apart():
-    told = run_signals(message(total_steps=8, skipped_steps_in_a_row=8, skip_reason="no_gradient"))
-    assert told.has_never_updated
-    assert told.no_update.startswith("No step made an update (8 of 8 were skipped)")
-
-
-def test_a_collapse_is_reported_in_the_learner_s_words():
-    assert run_signals(message()).collapse == ""
-    assert run_signals(message(collapse="The run collapsed.")).collapse == "The run collapsed."
 
 
 async def test_a_new_key_is_shown_at_once_and_a_wrong_one_is_reported_once(caplog):

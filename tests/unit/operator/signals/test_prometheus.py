@@ -68,7 +68,7 @@ async def test_one_query_makes_a_report(fixture: PrometheusFixture):
     assert signals is not None
     assert (signals.step, signals.age_s, signals.is_fresh) == (5, 4.0, True)
     (query,) = fixture.queries
-    assert query.startswith('{__name__=~"vcpo_learner_step|')
+    assert query.startswith('{__name__=~"vcpo_policy_version|')
     assert query.endswith('",namespace="ml",run="demo"}[5m]')
 
 
@@ -174,8 +174,8 @@ def test_what_was_not_measured_is_unknown():
     signals = read_signals(scrape(vcpo_ess_ratio=0.0))
     assert (signals.buffered, signals.in_flight) == (10, 11)
     assert (signals.batch_trajectories, signals.lag_limit_steps) == (128, 8)
-    assert (signals.ess_ratio, signals.learning_rate_scale, signals.accuracy) == (None, None, None)
-    assert (signals.lag_p50, signals.warning_level, signals.on_policy_ess_ratio) == (None, None, 1)
+    assert (signals.relative_ess_ratio, signals.accuracy) == (None, None)
+    assert read_signals(scrape(vcpo_learner_step=0.0)).last is None
 
 
 def test_what_was_measured_is_read():
@@ -189,10 +189,11 @@ def test_what_was_measured_is_read():
         "vcpo_evaluation_accuracy": 0.125,
     }
     signals = read_signals(scrape(**measured))
-    assert (signals.ess_ratio, signals.ess_ratio_mean) == (0.5, 0.625)
-    assert (signals.learning_rate_scale, signals.accuracy) == (0.75, 0.125)
-    assert (signals.lag_p50, signals.on_policy_ess_ratio) == (2, 0.875)
-    assert (signals.warning_score, signals.warning_level) == (0.6875, WarningLevel.CRITICAL)
+    last = signals.last
+    assert (last.ess_ratio, last.ess_ratio_mean) == (0.5, 0.625)
+    assert (last.learning_rate_scale, signals.accuracy) == (0.75, 0.125)
+    assert (last.lag_p50, last.on_policy_ess_ratio) == (2, 0.875)
+    assert (last.warning_score, signals.warning_level) == (0.6875, WarningLevel.CRITICAL)
 
 
 @pytest.mark.parametrize("phase", RunPhase)
@@ -214,7 +215,7 @@ def test_workers_are_counted_by_group_and_known_by_their_pod():
 
 def test_a_series_that_the_newest_scrape_lacks_is_unknown():
     older = scrape(SCRAPED_S - 15.0, vcpo_ess_mean_ratio=0.9)
-    assert read_signals([*older, *scrape()]).ess_ratio_mean is None
+    assert read_signals([*older, *scrape()]).relative_ess_ratio_mean is None
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,8 @@ def set_step_metrics(metrics: LearnerMetrics) -> None:
         metrics.phase.labels(phase.value).set(float(phase is RunPhase.RUNNING))
     metrics.step.set(7)
     metrics.policy_version.set(7)
-    metrics.ess_ratio_mean.set(0.625)
+    metrics.last_step["vcpo_on_policy_ess_ratio"].set(1.0)
+    metrics.last_step["vcpo_ess_mean_ratio"].set(0.625)
     metrics.buffered.set(10)
     metrics.in_flight.set(11)
     metrics.batch_trajectories.set(128)
@@ -114,7 +115,7 @@ async def test_a_run_is_followed_to_its_end_through_the_end_of_its_target_and_of
 def assert_shown(signals: RunSignals) -> None:
     assert (signals.step, signals.buffered, signals.in_flight) == (7, 10, 11)
     assert (signals.batch_trajectories, signals.lag_limit_steps) == (128, 8)
-    assert (signals.ess_ratio_mean, signals.ess_ratio_low) == (0.625, None)
+    assert (signals.relative_ess_ratio_mean, signals.relative_ess_ratio_low) == (0.625, None)
     assert (signals.learner_idle_ratio, signals.ready_workers) == (0.25, {"main": 1})
     assert signals.phase is RunPhase.RUNNING
     assert signals.workers[POD].in_flight == 3
