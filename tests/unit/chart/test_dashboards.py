@@ -19,10 +19,6 @@ def test_each_dashboard_is_in_a_config_map_byte_for_byte():
     assert len(committed) == 4
 
 
-def test_there_are_none_unless_asked_for():
-    assert of_kind("ConfigMap") == []
-
-
 def test_the_sidecar_finds_them_by_its_usual_label_in_the_namespace_of_the_release():
     for config_map in of_kind("ConfigMap", ENABLED):
         assert config_map["metadata"]["labels"]["grafana_dashboard"] == "1"

@@ -42,10 +42,6 @@ def test_the_namespace_comes_first_and_enforces_the_restricted_profile():
     assert labels["pod-security.kubernetes.io/enforce"] == "restricted"
 
 
-def test_the_operator_comes_last():
-    assert identity(DOCUMENTS[-1]) == ("Deployment", "vcpo-operator")
-
-
 def test_nothing_in_them_claims_to_be_helms():
     text = MANIFESTS.read_text() + DEFINITIONS.read_text()
     assert "helm.sh" not in text

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.fixtures.chart.rendering import Values, of_kind, only
+from tests.fixtures.chart.rendering import Values, only
 
 TEST_POD = {
     "podSelector": {
@@ -27,20 +27,6 @@ def egress_to(port: int, values: Values | None = None) -> list[Any]:
 def ingress_from(port: str, values: Values | None = None) -> list[Any]:
     rules = only("NetworkPolicy", values)["spec"]["ingress"]
     return [rule.get("from") for rule in rules if port in {each["port"] for each in rule["ports"]}]
-
-
-def test_both_directions_are_restricted():
-    assert only("NetworkPolicy")["spec"]["policyTypes"] == ["Ingress", "Egress"]
-
-
-def test_names_can_be_resolved_over_udp_and_over_tcp():
-    (rule,) = [
-        rule
-        for rule in only("NetworkPolicy")["spec"]["egress"]
-        if {"port": 53, "protocol": "UDP"} in rule["ports"]
-    ]
-    assert {"port": 53, "protocol": "TCP"} in rule["ports"]
-    assert "to" not in rule
 
 
 @pytest.mark.parametrize("port", [443, 6443, 8443, 16443])
@@ -76,40 +62,12 @@ def test_a_prometheus_that_is_asked_can_be_reached_on_the_port_of_its_pods():
     assert egress_to(9090) == []
 
 
-def test_a_rule_of_ones_own_can_be_added():
-    rule = {"ports": [{"port": 9090, "protocol": "TCP"}]}
-    assert egress_to(9090, {"networkPolicy": {"extraEgress": [rule]}}) == [None]
-
-
-def test_every_pod_of_the_cluster_may_read_metrics_by_default():
-    assert ingress_from("metrics") == [[{"namespaceSelector": {}}]]
-
-
 def test_metrics_can_be_narrowed_and_the_chart_can_still_be_tested():
     peer = {"namespaceSelector": {"matchLabels": {"team": "monitoring"}}}
     values = {"networkPolicy": {"metricsFrom": [peer]}}
     assert ingress_from("metrics", values) == [[TEST_POD, peer]]
 
 
-def test_the_kubelet_can_probe():
-    assert ingress_from("health") == [None]
-
-
 def test_the_test_pod_is_the_one_that_the_policy_lets_in():
     labels = only("Pod")["metadata"]["labels"].items()
     assert TEST_POD["podSelector"]["matchLabels"].items() <= labels
-
-
-def test_ports_have_the_names_the_policy_uses():
-    container = only("Deployment")["spec"]["template"]["spec"]["containers"][0]
-    assert {port["name"] for port in container["ports"]} == {"metrics", "health"}
-
-
-def test_there_is_no_policy_when_switched_off():
-    assert of_kind("NetworkPolicy", {"networkPolicy": {"enabled": False}}) == []
-
-
-def test_the_policies_of_runs_let_the_operators_pod_in():
-    labels = only("Deployment")["spec"]["template"]["metadata"]["labels"]
-    assert labels["app.kubernetes.io/name"] == "vcpo"
-    assert labels["app.kubernetes.io/component"] == "operator"

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from tests.fixtures.chart.rendering import NAMESPACE, of_kind, only, operator_pod
-from tests.fixtures.chart.variants import EVERYTHING, NARROW, all_variants
+from tests.fixtures.chart.variants import EVERYTHING, all_variants
 from vcpo.api import VCPORun
 from vcpo.wire.access.roles import CallerRole
 from vcpo_operator.__main__ import parser
@@ -73,49 +73,16 @@ def test_runs_get_the_images_of_the_values():
     assert arguments.rollout_image == "vcpo-rollout-cpu:0.1.0"
 
 
-def test_runs_are_found_by_annotations_unless_the_values_forbid_it():
-    assert parse().scrape_annotations is True
-    assert parse({"metrics": {"annotations": False}}).scrape_annotations is False
-
-
-def test_the_operator_knows_whether_the_chart_has_a_monitor_for_all_runs():
-    assert parse().shared_pod_monitor is False
-    assert parse({"metrics": {"podMonitor": {"enabled": True}}}).shared_pod_monitor is True
-
-
-def test_all_namespaces_are_watched_unless_some_are_named():
-    assert parse().namespaces == ""
-    assert parse(NARROW).namespaces == "team-a,team-b"
-
-
-def test_the_log_is_as_asked_for():
-    arguments = parse({"log": {"format": "text", "level": "debug"}})
-    assert (arguments.log_format, arguments.log_level) == ("text", "debug")
-
-
 def test_the_ports_of_the_pod_are_those_listened_on():
     ports = {port["name"]: f"0.0.0.0:{port['containerPort']}" for port in container()["ports"]}
     arguments = parse()
     assert ports == {"metrics": arguments.metrics_listen, "health": arguments.liveness_listen}
 
 
-def test_learners_are_asked_unless_a_prometheus_is_given():
-    url = "http://prometheus.monitoring.svc:9090"
-    assert parse().prometheus_url == ""
-    assert parse({"prometheus": {"url": url}}).prometheus_url == url
-
-
 def test_the_operator_has_no_key_of_a_run_in_its_environment():
     names = {each["name"] for each in container(EVERYTHING)["env"]}
     assert not names & {role.variable for role in CallerRole}
     assert "env" not in container()
-
-
-def test_runs_are_given_their_ingress_sources():
-    assert parse().operator_namespace == NAMESPACE
-    assert parse().monitoring_namespaces == "monitoring"
-    assert parse(EVERYTHING).monitoring_namespaces == "monitoring,observability"
-    assert parse({"runs": {"monitoringNamespaces": []}}).monitoring_namespaces == ""
 
 
 @pytest.mark.parametrize("kind", [Kind.CLAIM, Kind.SECRET])
@@ -150,10 +117,3 @@ def test_the_pod_monitor_of_all_runs_finds_the_port_and_the_labels_of_their_pods
     ports = {port["name"] for port in template["spec"]["containers"][0]["ports"]}
     assert monitor["podMetricsEndpoints"][0]["port"] in ports
     assert set(monitor["podTargetLabels"]) <= set(template["metadata"]["labels"])
-
-
-def test_the_pod_monitors_of_a_run_and_of_the_chart_scrape_alike():
-    own = family()[Kind.POD_MONITOR].manifest["spec"]
-    shared = only("PodMonitor", EVERYTHING)["spec"]
-    for field in ("jobLabel", "podTargetLabels", "podMetricsEndpoints"):
-        assert shared[field] == own[field]

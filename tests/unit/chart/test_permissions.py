@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.fixtures.chart.rendering import NAMESPACE, Manifest, Values, of_kind, only, render
+from tests.fixtures.chart.rendering import NAMESPACE, Manifest, Values, of_kind, render
 from tests.fixtures.chart.variants import EVERYTHING, NARROW, all_variants
 
 VARIANTS = all_variants()
@@ -66,10 +66,6 @@ def test_secrets_may_be_made_read_by_name_and_renewed_and_are_not_listed(values)
     assert verbs == ({"get", "create", "update"} if has_role else set())
 
 
-def test_the_operator_starts_pods_only_through_controllers():
-    assert ("", "pods", "create") not in grants(operator_rules({}))
-
-
 @pytest.mark.parametrize("verb", ["escalate", "bind", "impersonate", "deletecollection", "update"])
 def test_no_verb_is_granted_that_would_widen_what_the_operator_can_do(verb):
     granted = {(resource, each) for _, resource, each in grants(operator_rules(EVERYTHING))}
@@ -80,26 +76,8 @@ def test_no_verb_is_granted_that_would_widen_what_the_operator_can_do(verb):
     }
 
 
-def test_no_permission_is_granted_twice_in_one_role():
-    for role in roles(EVERYTHING):
-        count = sum(
-            len(rule["apiGroups"]) * len(rule["resources"]) * len(rule["verbs"])
-            for rule in role["rules"]
-            if "resourceNames" not in rule
-        )
-        open_rules = [rule for rule in role["rules"] if "resourceNames" not in rule]
-        assert count == len(grants(open_rules))
-
-
 def test_watching_some_namespaces_needs_no_cluster_wide_object():
     assert {manifest["kind"] for manifest in render(NARROW)} & CLUSTER_WIDE == set()
-
-
-def test_watching_some_namespaces_gives_a_role_in_each_of_them():
-    for kind in ("Role", "RoleBinding"):
-        made = [each["metadata"] for each in of_kind(kind, NARROW)]
-        about_runs = [each for each in made if each["name"] == "vcpo-operator"]
-        assert [each["namespace"] for each in about_runs] == ["team-a", "team-b"]
 
 
 def test_a_narrow_role_grants_no_more_than_the_wide_one():
@@ -117,14 +95,6 @@ def test_every_binding_joins_an_existing_role_with_the_operators_account(values)
     for binding in bindings:
         assert (binding["roleRef"]["kind"], binding["roleRef"]["name"]) in names
         assert binding["subjects"] == [account]
-
-
-def test_an_existing_account_is_bound_instead_of_a_created_one():
-    values = {"serviceAccount": {"create": False, "name": "existing"}}
-    assert only("ClusterRoleBinding", values)["subjects"][0]["name"] == "existing"
-    assert (
-        only("Deployment", values)["spec"]["template"]["spec"]["serviceAccountName"] == "existing"
-    )
 
 
 def test_viewers_of_a_namespace_may_only_read_runs():

@@ -16,13 +16,9 @@ from tests.fixtures.chart.rendering import (
     default_values,
     leaves,
     render_files,
-    template_sources,
 )
 
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
-VALUES_LINES = (CHART / "values.yaml").read_text().splitlines()
-EXPLAINED_BY_ITS_PARENT = {"requests", "limits"}
-"""Kubernetes' own words inside a pass-through."""
 
 
 def resolve(schema: dict[str, Any]) -> dict[str, Any]:
@@ -64,33 +60,6 @@ def test_no_object_of_the_schema_takes_an_unknown_field():
     assert [
         o for o in objects_with_fields(SCHEMA) if o.get("additionalProperties") is not False
     ] == []
-
-
-def test_every_value_has_a_comment_above_it():
-    keys = [
-        (before.strip(), line.strip())
-        for before, line in zip(["", *VALUES_LINES], VALUES_LINES, strict=False)
-        if re.match(r" *[A-Za-z]+:", line)
-    ]
-    bare = [line for before, line in keys if not before.startswith("#")]
-    assert [line for line in bare if line.split(":")[0] not in EXPLAINED_BY_ITS_PARENT] == []
-
-
-def test_every_comment_of_a_value_is_a_sentence():
-    text = (CHART / "values.yaml").read_text()
-    comments = re.findall(r"((?:^ *# .*\n)+)", text, flags=re.M)
-    assert [comment for comment in comments if not comment.rstrip().endswith((".", "]"))] == []
-
-
-def test_templates_read_every_top_level_value_and_no_other():
-    read = set(re.findall(r"\.Values\.([A-Za-z]+)", template_sources()))
-    assert read == set(default_values())
-
-
-def test_templates_read_no_path_that_values_do_not_have():
-    known = {path[:length] for path in value_paths() for length in range(1, len(path) + 1)}
-    read = re.findall(r"\.Values((?:\.[A-Za-z]+)+)", template_sources())
-    assert {tuple(path[1:].split(".")) for path in read} <= known
 
 
 WRONG: dict[str, tuple[Values, str]] = {
@@ -136,10 +105,6 @@ def test_a_registry_is_a_host_with_a_port_and_a_path(registry):
     chart().validate_schema({"images": {"registry": registry}})
 
 
-def test_a_value_for_every_chart_of_an_umbrella_is_let_through():
-    chart().validate_schema({"global": {"environment": "test"}})
-
-
 FUTILE: dict[str, tuple[Values, str]] = {
     "no account": ({"serviceAccount": {"create": False}}, "serviceAccount.name"),
     "nothing to scrape": (
@@ -154,8 +119,3 @@ FUTILE: dict[str, tuple[Values, str]] = {
 def test_values_that_cannot_work_together_are_refused_with_the_cure(values, cure):
     with pytest.raises(helm_python.HelmRenderError, match=re.escape(cure)):
         render_files(values)
-
-
-def test_a_pinned_digest_may_stand_beside_any_tag():
-    image = {"tag": "latest", "digest": "sha256:" + "b" * 64}
-    assert render_files({"images": {"operator": image}})

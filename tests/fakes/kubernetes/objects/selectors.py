@@ -76,22 +76,6 @@ def _expression_holds(expression: JsonObject, labels: Mapping[str, str]) -> bool
             return key not in labels
 
 
-def selector_text(selector: JsonObject) -> str:
-    """A `LabelSelector` as the text that `status.selector` of a Scale holds."""
-    terms = [f"{key}={value}" for key, value in (selector.get("matchLabels") or {}).items()]
-    for expression in selector.get("matchExpressions") or ():
-        key, values = expression["key"], ",".join(sorted(expression.get("values") or ()))
-        terms.append(
-            {
-                "In": f"{key} in ({values})",
-                "NotIn": f"{key} notin ({values})",
-                "Exists": key,
-                "DoesNotExist": f"!{key}",
-            }[expression["operator"]]
-        )
-    return ",".join(sorted(terms))
-
-
 def field_matcher(selector: str) -> Matcher:
     """A test for a field selector: `path=value` or `path!=value`, joined by commas.
 
