@@ -15,7 +15,6 @@ from vcpo.service.gpu_driver import check_driver
 from vcpo.service.lifecycle import (
     RANK_LOST,
     StartError,
-    record_cause,
     report_start_error,
     start_errors,
     wake_at_parent_exit,
@@ -54,15 +53,10 @@ def main() -> int:
             return 0
         phase = asyncio.run(run_learner(Options(**arguments), environment))
     except StartError as error:
-        record_cause(str(error))
         return report_start_error(error)
     except LostRankError as error:
-        record_cause(str(error))
         logs.report_end(str(error))
         return RANK_LOST
-    except Exception as error:  # a model's own code may raise anything
-        record_cause(f"{type(error).__name__}: {error}")
-        raise
     if phase is RunPhase.COMPLETE:
         return 0
     return 1 if phase is RunPhase.FAILED else drained_status

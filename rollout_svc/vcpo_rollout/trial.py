@@ -33,7 +33,8 @@ from vcpo.api.workloads import OverlongPrompts
 from vcpo.metrics import RolloutMetrics
 from vcpo.records.samples import Sample
 from vcpo.records.trial import AnsweredPrompt, FailedPrompt, TrialEnd, TrialMessage, message_line
-from vcpo.service.lifecycle import NOT_TRIED, StartError, report_start_error, start_errors
+from vcpo.service.lifecycle import CANNOT_START, NOT_TRIED, StartError, start_errors
+from vcpo.service.logs import record_end
 from vcpo.service.model_files import local_model
 from vcpo.service.plugins import import_from_run_folder
 from vcpo.wire.failures import FailureCause
@@ -103,9 +104,10 @@ def main() -> NoReturn:
         else:
             asyncio.run(try_run(run, options.samples, messages, shows_tokens=options.tokens))
     except StartError as error:
-        status = report_start_error(error)
+        record_end(str(error))
+        status = CANNOT_START
     except NotTriedError as error:
-        report_start_error(StartError(str(error)))
+        record_end(str(error))
         status = NOT_TRIED
     messages.flush()
     sys.stdout.flush()

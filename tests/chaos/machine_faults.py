@@ -20,7 +20,7 @@ from tests.chaos.kinds import Kind
 from tests.chaos.live_run import LiveRun, Service, holds
 from vcpo.api import load_run
 from vcpo.records.journal import EVENTS_FILE, METRICS_FILE
-from vcpo.service.lifecycle import CANNOT_START, DRAINED, START_ERROR_MARK
+from vcpo.service.lifecycle import CANNOT_START, DRAINED
 
 Inject = Callable[[LiveRun, random.Random], Awaitable[Injected]]
 
@@ -137,7 +137,7 @@ async def start_on_read_only_disk(run: LiveRun, _: random.Random) -> Injected:
         if not await holds(lambda: len(run.lives) > number, _START_S):
             raise NotInjectedError("no other learner started")
         status = await run.lives[number].ended(_START_S)
-        is_shown = status == CANNOT_START and run.is_told(since, START_ERROR_MARK)
+        is_shown = status == CANNOT_START and run.is_told(since, "Read-only file system")
     finally:
         with run.without_learner():
             await run.learner.ended(_START_S)

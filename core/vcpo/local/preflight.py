@@ -10,6 +10,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,8 @@ from pathlib import Path
 from vcpo.api import FieldProblem, VCPORun, run_to_yaml
 from vcpo.api.run import RUN_FOLDER_ANNOTATION
 from vcpo.local.models import model_folder, model_problems
-from vcpo.service.lifecycle import NOT_TRIED, START_ERROR_MARK
+from vcpo.service.lifecycle import NOT_TRIED
+from vcpo.service.logs import END_VARIABLE
 from vcpo.service.model_files import is_url
 from vcpo.tracking.services import sink_problems
 
@@ -195,11 +197,13 @@ def _try(run: VCPORun, *command: str, needs: str, field: str, name: str) -> Mach
             " install 'vcpo[local]' installs it"
         )
         return MachineFindings(warnings=(warning,) if ":" in name else ())
+    end = tempfile.NamedTemporaryFile("r", encoding="utf-8")  # noqa: SIM115 - removed with it
+    offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", END_VARIABLE: end.name}
     try:
         process = subprocess.run(  # noqa: S603 - our own module, by our own interpreter
             [sys.executable, "-m", *command],
             input=run_to_yaml(run),
-            env={**os.environ, "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"},
+            env={**os.environ, **offline},
             capture_output=True,
             text=True,
             timeout=_TRIAL_TIMEOUT_S,
@@ -211,12 +215,12 @@ def _try(run: VCPORun, *command: str, needs: str, field: str, name: str) -> Mach
             " of its calls; look at what it loads"
         )
         return MachineFindings(warnings=(f"{field}: {name!r}: {warning}",))
-    _, mark, told = process.stderr.rpartition(START_ERROR_MARK)
-    named, _, message = told.strip().partition(": ")
+    told = end.read()
+    named, _, message = told.partition(": ")
     path = f"spec.{named.removeprefix('spec.')}"
-    if mark and process.returncode == NOT_TRIED:
+    if told and process.returncode == NOT_TRIED:
         return MachineFindings(warnings=(f"{path}: not tried to the end: {message}",))
-    if mark:
+    if told:
         return MachineFindings(problems=(FieldProblem(path=path, value="", message=message),))
     if process.returncode != 0:
         last = (process.stderr.strip().splitlines() or ["no output"])[-1]

@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 
 from vcpo.api import VCPORun, run_to_yaml
 from vcpo.records.trial import TrialEnd, TrialMessage, read_message
-from vcpo.service.crash import describe_exit
-from vcpo.service.lifecycle import SERVICE_ENVIRONMENT, START_ERROR_MARK
+from vcpo.service.lifecycle import SERVICE_ENVIRONMENT, describe_exit
+from vcpo.service.logs import END_VARIABLE
 
 _MODULE = "vcpo_rollout.trial"
 
@@ -32,20 +33,21 @@ def try_run(
         TrialError: when the run cannot be tried, or the process ends before.
     """
     command = [sys.executable, "-m", _MODULE, "--samples", str(num_prompts)]
+    end = tempfile.NamedTemporaryFile("r", encoding="utf-8")  # noqa: SIM115 - closed below
     process = subprocess.Popen(  # noqa: S603 - our own module, by our own interpreter
         command + ["--tokens"] * shows_tokens,
-        env={**SERVICE_ENVIRONMENT, **os.environ},
+        env={**SERVICE_ENVIRONMENT, **os.environ, END_VARIABLE: end.name},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         encoding="utf-8",
         errors="replace",
     )
-    with process, ExitStack() as ending:  # its end is waited for once it is killed
+    with end, process, ExitStack() as ending:  # its end is waited for once it is killed
         ending.callback(process.kill)  # has no effect on one that has ended
         assert process.stdin is not None  # both are pipes
         assert process.stdout is not None
-        told = threading.Thread(target=_tell, args=(process, tell, refused := list[str]()))
+        told = threading.Thread(target=_tell, args=(process, tell))
         told.start()
         with suppress(BrokenPipeError):  # it has ended, and its lines say why
             process.stdin.write(run_to_yaml(run))
@@ -57,18 +59,14 @@ def try_run(
             yield message
         status = process.wait()
         told.join()
-        if refused:
-            raise TrialError(" ".join(refused).strip())
+        if cause := end.read():
+            raise TrialError(" ".join(cause.split()))
         if not is_over:
             raise TrialError(f"the process of the trial {describe_exit(status)}; it said no more")
 
 
-def _tell(process: subprocess.Popen[str], tell: Callable[[str], None], refused: list[str]) -> None:
-    """Pass on what the process prints; what follows the mark of a start error is collected."""
+def _tell(process: subprocess.Popen[str], tell: Callable[[str], None]) -> None:
+    """Pass on what the process prints."""
     assert process.stderr is not None  # it is a pipe
     for line in process.stderr:
-        _, mark, what = line.partition(START_ERROR_MARK)
-        if mark or refused:
-            refused.append((what if mark else line).strip())
-        else:
-            tell(line.rstrip())
+        tell(line.rstrip())

@@ -1,10 +1,10 @@
 """Start and end of a service's process: ready file, start errors, signals, and the parent's exit.
 
 A service that the local host starts writes a *ready file* with its ports as soon as it serves. If
-it cannot start because of something that the user must fix, it logs a start error after a mark that
-the host searches for, and exits with status `CANNOT_START`. Any other error shows its traceback. A
-service ends when the host ends, for whatever reason: its standard input is the reading end of a
-pipe, and the kernel closes the other end with the host. If it is stopped, the kernel continues it.
+it cannot start because of something that the user must fix, it exits with status `CANNOT_START`.
+Why it ends it writes to a file of its host (`vcpo.service.logs.END_VARIABLE`). A service ends when
+the host ends, for whatever reason: its standard input is the reading end of a pipe, and the kernel
+closes the other end with the host. If it is stopped, the kernel continues it.
 """
 
 from __future__ import annotations
@@ -46,9 +46,6 @@ DRAINED = os.EX_TEMPFAIL
 """Exit status of a local run's learner that was stopped before the last step. In a cluster the
 status is 0: a pod that stops on request has not failed."""
 
-TERMINATION_LOG_VARIABLE = "VCPO_TERMINATION_LOG"
-"""Environment variable with a file for the cause of a process's end; unset: the log says it."""
-
 RANK_LOST = os.EX_UNAVAILABLE
 """Exit status of a rank of the learner that could not continue because another rank did not."""
 
@@ -57,10 +54,7 @@ SET_ASIDE = os.EX_NOPERM
 
 NOT_TRIED = os.EX_NOHOST
 """Exit status of the trial of an environment that needs a service which does not answer here, or
-more time; its message follows the mark as well."""
-
-START_ERROR_MARK = "vcpo: cannot start: "
-"""Precedes a start error in a service's log."""
+more time."""
 
 _MAX_PORT = 65_535
 _PR_SET_PDEATHSIG = 1
@@ -99,19 +93,9 @@ def start_errors() -> Iterator[None]:
 
 
 def report_start_error(error: StartError) -> int:
-    """Write a start error to the log and return the exit status."""
-    report_end(str(error), mark=START_ERROR_MARK)
+    """Report a start error as the cause of the end, and return the exit status."""
+    report_end(str(error))
     return CANNOT_START
-
-
-def record_cause(cause: str) -> None:
-    """Write why this process ends to `VCPO_TERMINATION_LOG`, unless another one was first."""
-    path = os.environ.get(TERMINATION_LOG_VARIABLE)
-    if path is None:
-        return
-    with contextlib.suppress(OSError), Path(path).open("r+", encoding="utf-8") as file:
-        if not file.read(1):
-            file.write(cause)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,3 +193,15 @@ def peak_memory_bytes() -> int:
             return int(found[1]) << 10
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak << 10
+
+
+def describe_exit(exit_code: int) -> str:
+    """Describe how a process ended; as in `subprocess`, a negative code is a signal's number."""
+    if exit_code >= 0:
+        return f"ended with status {exit_code}"
+    try:
+        name = signal.Signals(-exit_code).name
+    except ValueError:
+        name = f"signal {-exit_code}"
+    hint = ", as the system does when memory runs out" if exit_code == -signal.SIGKILL else ""
+    return f"was killed by {name}{hint}"

@@ -1,8 +1,7 @@
-"""One line of a log in JSON: how a record becomes a line, and what a line says as text."""
+"""One line of a log in JSON."""
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
@@ -59,41 +58,9 @@ class JsonLine(JsonFormatter):
         log_data.update(message_dict)
 
 
-def plain_text(log: str) -> str:
-    """Return a log with its JSON lines as text: message, then traceback; other lines stay.
-
-    The log may begin within a JSON line: of that line the traceback is returned.
-    """
-    first, newline, rest = log.partition("\n")
-    texts = (_text_of_line(line) or line for line in rest.split("\n"))
-    return (_text_of_line(first) or _end_of_traceback(first) or first) + newline + "\n".join(texts)
-
-
 def shown_lines(text: str) -> list[str]:
     """Return the lines as a terminal finally shows them.
 
     A progress bar returns to the start of its line and overwrites itself.
     """
     return [line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n")]
-
-
-def _text_of_line(line: str) -> str | None:
-    """Return message and traceback of a JSON line; None for any other line."""
-    if not line.startswith("{"):
-        return None
-    try:
-        entry = json.loads(line)
-    except json.JSONDecodeError:
-        return None
-    return "\n".join(str(entry[name]) for name in ("message", _EXCEPTION) if entry.get(name))
-
-
-def _end_of_traceback(line: str) -> str | None:
-    """Return the traceback at the end of a JSON line whose beginning is missing."""
-    _, name, traceback = line.rpartition(f'"{_EXCEPTION}": "')
-    if not name:  # the line begins within the traceback, perhaps within an escape sequence
-        traceback = line.partition("\\n")[2]
-    try:
-        return str(json.loads(f'"{traceback.removesuffix("}")}')) or None
-    except json.JSONDecodeError:
-        return None

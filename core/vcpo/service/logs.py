@@ -22,6 +22,7 @@ import traceback
 from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from enum import StrEnum
+from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Final, TextIO
 
@@ -33,8 +34,9 @@ NAMESPACE_VARIABLE: Final = "POD_NAMESPACE"
 POD_VARIABLE: Final = "POD_NAME"
 _FIELDS_VARIABLE: Final = "VCPO_LOG_FIELDS"
 """Environment variable with the process's fields, for the processes that it starts."""
-END_MARK: Final = "vcpo: ends: "
-"""Precedes why a process ends, in its log."""
+END_VARIABLE: Final = "VCPO_TERMINATION_LOG"
+"""Environment variable with the file that gets the cause of this process's end; the hosts set it,
+and children of the process must not have it. Unset or empty: nothing is kept."""
 
 _TEXT = "%(asctime)s %(levelname)s %(message)s"
 _LOGGER = logging.getLogger(__name__)
@@ -73,10 +75,10 @@ def configure(part: str, *, form: LogForm | None = None, level: int = logging.IN
     root.handlers[:] = [line_handler()]
     root.setLevel(level)
     logging.captureWarnings(capture=True)
+    sys.excepthook = _end_uncaught
     if _form_of_environment() is LogForm.JSON:
         sys.stdout = _PrintedLines(sys.stdout, logging.getLogger("stdout"), logging.INFO)
         sys.stderr = _PrintedLines(sys.stderr, logging.getLogger("stderr"), logging.WARNING)
-        sys.excepthook = _log_uncaught
         sys.unraisablehook = _log_ignored
         threading.excepthook = _log_end_of_thread
 
@@ -108,16 +110,21 @@ def line_handler() -> logging.Handler:
     return handler
 
 
-def report_end(message: str, *, mark: str = END_MARK) -> None:
-    """Log why this process ends; as text without a prefix of the log.
+def report_end(cause: str) -> None:
+    """Log why this process ends, and keep it for whoever started it."""
+    record_end(cause)
+    _LOGGER.critical("%s", cause)
 
-    mark: what a reader of the log finds the message by, whatever was logged before.
-    """
-    if os.environ.get(FORM_VARIABLE) == LogForm.JSON:
-        _LOGGER.critical("%s%s", mark, message)
+
+def record_end(cause: str) -> None:
+    """Write why this process ends to the file of `END_VARIABLE`, unless another was first."""
+    path = os.environ.get(END_VARIABLE)
+    if not path:
         return
-    with contextlib.suppress(OSError):  # a full disk must not change the exit status
-        sys.stderr.write(f"{mark}{message}\n")
+    with contextlib.suppress(OSError), Path(path).open("a+", encoding="utf-8") as file:
+        file.seek(0)
+        if not file.read(1):
+            file.write(cause)
 
 
 class _LineHandler(logging.StreamHandler[TextIO]):
@@ -162,11 +169,18 @@ class _PrintedLines(io.TextIOBase):
             self._logger.log(self._level, "%s", shown)
 
 
-def _log_uncaught(
+def _end_uncaught(
     kind: type[BaseException], error: BaseException, frames: TracebackType | None
 ) -> None:
-    text = "".join(traceback.format_exception_only(kind, error)).strip()
-    _LOGGER.critical("%s", text, exc_info=(kind, error, frames))
+    cause = error
+    while isinstance(cause, BaseExceptionGroup):
+        cause = cause.exceptions[0]
+    text = "".join(traceback.format_exception_only(cause)).strip()
+    record_end(text)
+    if _form_of_environment() is LogForm.JSON:
+        _LOGGER.critical("%s", text, exc_info=(kind, error, frames))
+    else:
+        sys.__excepthook__(kind, error, frames)
 
 
 def _log_ignored(ignored: sys.UnraisableHookArgs) -> None:

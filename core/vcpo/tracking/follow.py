@@ -127,7 +127,9 @@ class Followers:
         """Start one for each sink of the run."""
         for index in range(len(run.spec.tracking.sinks)):
             command = [sys.executable, "-m", __name__, str(run_file), str(run_dir), str(index)]
-            process = subprocess.Popen(command, stdin=subprocess.PIPE)  # noqa: S603 - our own
+            process = subprocess.Popen(  # noqa: S603 - our own module
+                command, stdin=subprocess.PIPE, env={**os.environ, logs.END_VARIABLE: ""}
+            )
             self._processes.append(process)
 
     def close(self) -> None:

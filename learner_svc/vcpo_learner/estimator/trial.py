@@ -16,7 +16,8 @@ from torch import Tensor
 from vcpo.algo.ess.importance_weights import NonFiniteWeightError
 from vcpo.algo.methods import LossConfig
 from vcpo.api import VCPORunSpec, parse_run
-from vcpo.service.lifecycle import StartError, report_start_error, start_errors
+from vcpo.service.lifecycle import CANNOT_START, StartError, start_errors
+from vcpo.service.logs import record_end
 from vcpo.service.plugins import import_from_run_folder
 from vcpo_learner.estimator.loss import token_coefficients, trajectory_advantages
 from vcpo_learner.estimator.own_functions import BASELINE_FIELD, LOSS_FIELD
@@ -37,7 +38,8 @@ def main() -> int:
             import_from_run_folder(run)
         require_own_functions(run.spec)
     except StartError as error:
-        return report_start_error(error)
+        record_end(str(error))
+        return CANNOT_START
     return 0
 
 

@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from vcpo.metrics.label_values import WeightForm
-from vcpo.service.crash import describe_exit
+from vcpo.service.lifecycle import describe_exit
+from vcpo.service.logs import END_VARIABLE
 from vcpo.wire.access.roles import CallerRole, RoleKeys, key_variables
 from vcpo.wire.guard import CallRefusal
 
@@ -156,7 +157,7 @@ class WeightServer:
             f"--listen={self._listen}",
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
-            env={**os.environ, **self._variables},
+            env={**os.environ, **self._variables, END_VARIABLE: ""},
         )
         self.num_starts += 1
         self._process = process

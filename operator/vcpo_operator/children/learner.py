@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from vcpo.api import GpuUse, with_gpu_defaults
 from vcpo.api.workloads import Precision
-from vcpo.service.lifecycle import TERMINATION_LOG_VARIABLE
 from vcpo.service.logs import POD_VARIABLE
 from vcpo_operator.children.defaults import OperatorDefaults
 from vcpo_operator.children.manifest import Child, Kind, Manifest, Parent, build_child
@@ -48,7 +47,6 @@ _LINGER_S = 86_400
 _KILL_MARGIN_S = 10
 """How long before the end of its grace period a pod kills ranks that have not ended."""
 _INDEX_VARIABLE = "POD_INDEX"
-_TERMINATION_LOG = "/dev/termination-log"
 """File whose content the kubelet reports as the cause of a container's end."""
 
 
@@ -188,8 +186,6 @@ def _rank_variables(parent: Parent) -> list[Manifest]:
             "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(
                 learner.drain_seconds + GRACE_MARGIN_S - _KILL_MARGIN_S
             ),
-            # The last lines of the log are torchrun's, and name no cause.
-            TERMINATION_LOG_VARIABLE: _TERMINATION_LOG,
         }
     return [*variables, *({"name": name, "value": value} for name, value in values.items())]
 

@@ -14,7 +14,6 @@ from typing import Any, Final
 
 from vcpo.api import API_VERSION, KIND
 from vcpo.control.limits import ChangeKind, lag_change_kind, lag_change_sentence
-from vcpo.service.crash import crash_cause
 from vcpo_operator.names import FIELD_MANAGER
 from vcpo_operator.observed.pod_causes import DISRUPTIONS, redact_and_shorten
 from vcpo_operator.observed.records import ObservedChild, RunRecord
@@ -104,7 +103,7 @@ def _lost_ranks(before: RunStatus, after: RunStatus) -> str:
     end = after.learner.last_end
     why = "A pod of the learner is gone"
     if end is not None and after.learner.restarts > before.learner.restarts:
-        cause = redact_and_shorten(crash_cause(end.message), _MAX_CAUSE_CHARACTERS)
+        cause = redact_and_shorten(" ".join(end.message.split()), _MAX_CAUSE_CHARACTERS)
         why = f"Pod {end.pod} ended with exit code {end.exit_code} ({end.reason})"
         why += f": {cause}" if cause else ""
     return f"{why}. All ranks start again together, from the last checkpoint."

@@ -23,7 +23,6 @@ from vcpo.api import VCPORunSpec
 from vcpo.control import run_limits
 from vcpo.control.run_limits import RunLimits, RunTimes, exceeded_deadline, exceeded_restarts
 from vcpo.control.signals import RunSignals
-from vcpo.service.crash import crash_cause
 from vcpo.wire.phase import RunPhase
 from vcpo_operator.observed.pod_causes import redact_and_shorten
 from vcpo_operator.observed.status import RunStatus
@@ -178,7 +177,7 @@ def _last_end(status: RunStatus) -> str:
     end = status.learner.last_end
     if end is None:
         return ""
-    cause = redact_and_shorten(crash_cause(end.message), _MAX_CAUSE_CHARACTERS)
+    cause = redact_and_shorten(" ".join(end.message.split()), _MAX_CAUSE_CHARACTERS)
     details = f": {cause}" if cause else "."
     return f" The last time it ended with exit code {end.exit_code} ({end.reason}){details}"
 

@@ -10,7 +10,6 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from vcpo.service.crash import crash_cause
 from vcpo_operator.observed.records import Cause
 from vcpo_operator.observed.status import MAX_LOG_TAIL_CHARACTERS, ContainerEnd, from_rfc3339
 
@@ -172,7 +171,7 @@ def _container_cause(pod: str, status: Mapping[str, Any]) -> Cause | None:
 
 
 def _exit_message(ended: Mapping[str, Any]) -> str:
-    cause = crash_cause(ended.get("message") or "")
+    cause = " ".join((ended.get("message") or "").split())
     if _UNWRITABLE.search(cause):
         cause = f"{cause.rstrip('.')}. {_UNWRITABLE_CURE}"
     return f"ended with exit code {ended.get('exitCode', 'unknown')}" + (

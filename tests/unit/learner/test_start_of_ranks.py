@@ -14,10 +14,9 @@ from vcpo.api.learner import Learner
 from vcpo.service.lifecycle import (
     CANNOT_START,
     RANK_LOST,
-    TERMINATION_LOG_VARIABLE,
     StartError,
-    record_cause,
 )
+from vcpo.service.logs import END_VARIABLE
 from vcpo.wire.phase import RunPhase
 from vcpo_learner import __main__ as program
 from vcpo_learner.follower import _own_port
@@ -149,24 +148,9 @@ def test_the_cause_of_the_end_is_left_where_the_kubelet_reads_it(
 ):
     log = tmp_path / "termination-log"
     log.touch()
-    monkeypatch.setenv(TERMINATION_LOG_VARIABLE, str(log))
+    monkeypatch.setenv(END_VARIABLE, str(log))
     start(error)
     assert log.read_text() == str(error)
-
-
-def test_the_first_cause_stays(tmp_path, monkeypatch):
-    log = tmp_path / "termination-log"
-    log.touch()
-    monkeypatch.setenv(TERMINATION_LOG_VARIABLE, str(log))
-    record_cause("ValueError: the first")
-    record_cause("LostRankError: what followed")
-    assert log.read_text() == "ValueError: the first"
-
-
-def test_without_a_kubelet_no_file_is_made(tmp_path, monkeypatch):
-    monkeypatch.setenv(TERMINATION_LOG_VARIABLE, str(tmp_path / "absent"))
-    record_cause("any")
-    assert not (tmp_path / "absent").exists()
 
 
 def test_a_gpu_without_room_for_the_parameters_is_named_with_the_cure(monkeypatch):

@@ -29,7 +29,7 @@ def operate(folder: Path) -> subprocess.CompletedProcess[str]:
 def test_without_a_cluster_the_operator_says_what_it_needs(tmp_path: Path):
     ended = operate(tmp_path)
     assert ended.returncode == 2
-    assert ended.stderr.startswith("vcpo: ends: cannot reach the API server: ")
+    assert " CRITICAL cannot reach the API server: " in ended.stderr
     assert "set KUBECONFIG to a kubeconfig that names a cluster" in ended.stderr
     assert "Traceback" not in ended.stderr
 

@@ -1,4 +1,4 @@
-"""A line of a log in JSON, and what it says as text."""
+"""A line of a log in JSON."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ import json
 import logging
 import sys
 
-from vcpo.service.crash import crash_cause
-from vcpo.service.log_line import JsonLine, plain_text
+from vcpo.service.log_line import JsonLine
 
 MOMENT_UNIX_S = 1_600_000_000.25  # 2020-09-13 12:26:40.250 UTC
-CAUSE = "ValueError: invalid literal for int() with base 10: '\"7\" é'"
 
 
 def line_of(fields, *, extra=None, level=logging.INFO, message="step %d", args=(3,), exc_info=None):
@@ -63,16 +61,3 @@ def test_an_exception_is_one_line_and_its_traceback_the_last_field():
     line = line_of({"part": "learner"}, exc_info=raised())
     assert "\n" not in line
     assert list(json.loads(line))[-1] == "exc_info"
-    assert plain_text(line).endswith(CAUSE)
-
-
-def test_json_lines_read_as_text_and_other_lines_stay():
-    log = f"native code\n{line_of({})}\n" + '{"not": "ours"}\n'
-    assert plain_text(log) == 'native code\nstep 3\n{"not": "ours"}\n'
-
-
-def test_the_cause_of_a_crash_is_read_from_a_line_cut_anywhere_before_it():
-    line = line_of({"part": "learner"}, exc_info=raised())
-    last_break = line.rindex("\\n")
-    causes = {crash_cause(line[start:]) for start in range(last_break + 1)}
-    assert causes == {CAUSE}

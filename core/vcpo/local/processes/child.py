@@ -21,13 +21,11 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from vcpo.control.supervision import is_hung
-from vcpo.service.crash import crash_cause, describe_exit
-from vcpo.service.lifecycle import START_ERROR_MARK, Ready, read_ready
-from vcpo.service.log_line import plain_text
+from vcpo.service.lifecycle import CANNOT_START, Ready, describe_exit, read_ready
+from vcpo.service.logs import END_VARIABLE
 from vcpo.wire.limits import CHANNEL_OPTIONS
 
 _POLL_S = 0.05
-_MAX_LOG_BYTES = 65_536
 _KILL_GRACE_S = 15.0
 """Time for the kernel to free the memory of a killed process, device memory included."""
 
@@ -40,9 +38,9 @@ class ChildProcess:
     process: subprocess.Popen[bytes]
     log: Path
     """Log file; processes of the same name append to the same file."""
-    log_start_bytes: int
-    """Position in the log where this process began."""
     ready_file: Path
+    end_file: Path
+    """Has why the process ended, if it said so."""
     hung_s: float = 0.0
     """Seconds without an answer when it was killed as hung; 0 if it was not."""
 
@@ -75,24 +73,24 @@ class ChildProcess:
         if self.process.stdin is not None:
             self.process.stdin.close()
 
-    def log_tail(self) -> str:
-        """Return the end of the log that this process wrote."""
-        with contextlib.suppress(OSError), self.log.open("rb") as log:
-            log.seek(max(self.log_start_bytes, self.log.stat().st_size - _MAX_LOG_BYTES))
-            return log.read().decode(errors="replace")
-        return ""
-
     def describe_failure(self) -> str:
         """Describe how and why an ended process failed: its start error, or the crash's cause."""
         assert self.exit_code is not None
         if self.hung_s:
             return f"did not answer for {self.hung_s:.0f} s and was killed (log: {self.log})"
-        log = plain_text(self.log_tail())
-        _, mark, start_error = log.rpartition(START_ERROR_MARK)
-        if mark:
-            return f"{'cannot start' if self.ready is None else 'gave up'}: {start_error.strip()}"
-        cause = crash_cause(log) if self.exit_code != -signal.SIGKILL else ""
-        return f"{describe_exit(self.exit_code)}{cause and ': '}{cause} (log: {self.log})"
+        cause = self._cause() if self.exit_code != -signal.SIGKILL else ""
+        if self.exit_code == CANNOT_START and cause:
+            return f"{'cannot start' if self.ready is None else 'gave up'}: {cause}"
+        cause = cause and f": {' '.join(cause.split())}"
+        return f"{describe_exit(self.exit_code)}{cause} (log: {self.log})"
+
+    def _cause(self) -> str:
+        """Return why it ended as it said; of one that said nothing the last line of its log."""
+        with contextlib.suppress(OSError):
+            return self.end_file.read_text(encoding="utf-8").strip()
+        with contextlib.suppress(OSError):
+            return self.log.read_text(encoding="utf-8", errors="replace").rstrip().split("\n")[-1]
+        return ""
 
     def _send(self, number: signal.Signals) -> None:
         if self.process.poll() is None:
@@ -108,23 +106,24 @@ def start_child(
     environment: Mapping[str, str],
 ) -> ChildProcess:
     """Start a child process in a session of its own, so that Ctrl-C reaches only the host."""
-    ready_file.unlink(missing_ok=True)
+    end_file = ready_file.with_suffix(".end")
+    for stale in (ready_file, end_file):
+        stale.unlink(missing_ok=True)
     with log.open("ab") as output:
-        log_start_bytes = output.tell()
         process = subprocess.Popen(  # noqa: S603 - our own modules, by our own interpreter
             command,
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env={**os.environ, **environment},
+            env={**os.environ, **environment, END_VARIABLE: str(end_file)},
             start_new_session=True,
         )
     return ChildProcess(
         name=name,
         process=process,
         log=log,
-        log_start_bytes=log_start_bytes,
         ready_file=ready_file,
+        end_file=end_file,
     )
 
 

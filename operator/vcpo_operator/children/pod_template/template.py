@@ -14,7 +14,7 @@ from typing import Any, Final
 from vcpo.api import VCPORunSpec, asks_for_accelerators
 from vcpo.api.cluster import Transport
 from vcpo.service.lifecycle import SERVICE_ENVIRONMENT
-from vcpo.service.logs import NAMESPACE_VARIABLE, POD_VARIABLE
+from vcpo.service.logs import END_VARIABLE, NAMESPACE_VARIABLE, POD_VARIABLE
 from vcpo.service.model_files import CACHE_VARIABLE
 from vcpo.wire.access.roles import LEARNER_ROLES, WORKER_ROLES
 from vcpo_operator.children.defaults import OperatorDefaults
@@ -301,6 +301,8 @@ def _environment(parent: Parent, defaults: OperatorDefaults, workload: Workload)
             "name": NAMESPACE_VARIABLE,
             "valueFrom": {"fieldRef": {"fieldPath": "metadata.namespace"}},
         },
+        # The kubelet's file; a log that ends with torchrun's lines names no cause.
+        {"name": END_VARIABLE, "value": "/dev/termination-log"},
         *(
             {"name": name, "value": value}
             for name, value in {**SERVICE_ENVIRONMENT, **defaults.pod_environment}.items()

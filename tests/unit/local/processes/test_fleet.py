@@ -20,7 +20,7 @@ def names(children: list[ChildProcess]) -> list[str]:
 
 def read_launch(child: ChildProcess) -> dict[str, list[str] | dict[str, str]]:
     """The arguments and the environment of a fake process that has ended."""
-    return json.loads(wait_for_end(child).log_tail().splitlines()[0])
+    return json.loads(wait_for_end(child).log.read_text().splitlines()[0])
 
 
 def start_dying_worker(
@@ -58,7 +58,7 @@ class TestCommands:
         fleet = Fleet(RUN, run_dir, learner_module="no_such_learner")
         learner = wait_for_end(fleet.start_learner(resume=False)[0])
         learner.close_stdin()
-        assert "No module named no_such_learner" in learner.log_tail()
+        assert "No module named no_such_learner" in learner.log.read_text()
 
     def test_a_resumed_learner_keeps_its_port(self, fleet, monkeypatch):
         monkeypatch.setenv("EXIT", "0")
@@ -174,7 +174,7 @@ class TestReaping:
 
     def test_what_the_user_must_put_right_ends_the_run_with_the_reason(self, fleet, monkeypatch):
         start_dying_worker(fleet, 2, monkeypatch)
-        with pytest.raises(RunFailedError, match=r"main-0 ended with status 2: the reason \(log: "):
+        with pytest.raises(RunFailedError, match=r"main-0 cannot start: the reason"):
             fleet.reap()
 
     def test_the_fifth_worker_in_a_row_to_fail_ends_the_run_with_the_reason(

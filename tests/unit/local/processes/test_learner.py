@@ -73,7 +73,7 @@ def test_steps_taken_again_are_no_progress(fail):
 
 
 def test_what_the_user_must_put_right_is_not_tried_again(fail):
-    with pytest.raises(RunFailedError, match=r"^the learner ended with status 2: the reason \(log"):
+    with pytest.raises(RunFailedError, match=r"^the learner cannot start: the reason"):
         fail(step=10, status=2)
 
 

@@ -63,7 +63,7 @@ def test_a_free_port_is_one_that_can_be_listened_on():
 def test_each_rank_is_told_its_place_and_one_port_to_meet_at(group, monkeypatch):
     monkeypatch.setenv("EXIT", "0")
     launches = [
-        json.loads(wait_for_end(child).log_tail().splitlines()[0])
+        json.loads(wait_for_end(child).log.read_text().splitlines()[0])
         for child in group.start_learner(resume=False)
     ]
     places = [
@@ -95,7 +95,7 @@ async def test_all_ranks_see_the_gpus_of_the_learner_and_no_other(run_dir, monke
     monkeypatch.setenv("EXIT", "0")
     fleet = Fleet(RUN_OF_TWO_RANKS, run_dir, gpus=[Gpu(identifier=each) for each in "0123"])
     shown = {
-        json.loads(wait_for_end(child).log_tail().splitlines()[0])["environment"][
+        json.loads(wait_for_end(child).log.read_text().splitlines()[0])["environment"][
             "CUDA_VISIBLE_DEVICES"
         ]
         for child in fleet.start_learner(resume=False)
@@ -162,7 +162,7 @@ def test_a_follower_that_ends_as_it_should_is_no_failure(learner, monkeypatch):
 
 def test_what_the_user_must_correct_ends_the_run_whichever_rank_says_it(learner, monkeypatch):
     end_rank(learner, monkeypatch, 1, CANNOT_START)
-    with pytest.raises(RunFailedError, match=r"^rank 1 ended with status 2: the rank's reason"):
+    with pytest.raises(RunFailedError, match=r"^rank 1 cannot start: the rank's reason"):
         learner.take_end(step=0)
 
 

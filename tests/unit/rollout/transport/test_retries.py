@@ -149,14 +149,16 @@ async def test_an_outage_is_two_lines_of_the_log_however_many_calls_it_meets(cap
     ],
     ids=["failed", "refused"],
 )
-def test_a_worker_that_ends_says_why_in_its_last_line(monkeypatch, capsys, error, sentence):
+def test_a_worker_that_ends_says_why(monkeypatch, tmp_path, error, sentence):
+    monkeypatch.setenv("VCPO_TERMINATION_LOG", str(tmp_path / "end"))
+
     async def run_worker(options):
         raise error
 
     monkeypatch.setattr(command, "run_worker", run_worker)
     monkeypatch.setattr("sys.argv", ["vcpo_rollout", "run.yaml", "--learner", "l", "--group", "g"])
     assert command.main() == 1
-    assert capsys.readouterr().err.splitlines()[-1] == f"vcpo: ends: learner: {sentence}"
+    assert (tmp_path / "end").read_text() == f"learner: {sentence}"
 
 
 async def test_a_worker_that_was_set_aside_does_not_ask_again():
@@ -168,12 +170,14 @@ async def test_a_worker_that_was_set_aside_does_not_ask_again():
     assert len(failing.requests) == 1
 
 
-def test_it_ends_with_a_status_and_a_line_of_its_own(monkeypatch, capsys):
+def test_it_ends_with_a_status_and_a_cause_of_its_own(monkeypatch, tmp_path):
+    monkeypatch.setenv("VCPO_TERMINATION_LOG", str(tmp_path / "end"))
+
     async def run_worker(options):
         raise SetAsideError(SetAsideCause.MISMATCH, "0.4 nats a token off")
 
     monkeypatch.setattr(command, "run_worker", run_worker)
     monkeypatch.setattr("sys.argv", ["vcpo_rollout", "run.yaml", "--learner", "l", "--group", "g"])
     assert command.main() == 77
-    line = "vcpo: ends: set aside by the learner: mismatch: 0.4 nats a token off"
-    assert capsys.readouterr().err.splitlines()[-1] == line
+    cause = "set aside by the learner: mismatch: 0.4 nats a token off"
+    assert (tmp_path / "end").read_text() == cause
