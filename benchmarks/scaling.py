@@ -1,0 +1,124 @@
+"""Where a run stops scaling with its workers, by arithmetic: nothing here was measured on a GPU.
+
+    python -m benchmarks.scaling
+
+A worker decodes 64 responses at a time; each token reads the weights and the contexts' keys and
+values once, at 0.6 of the memory's bandwidth. The learner multiplies 8 times for each parameter and
+token, at 0.4 of the peak. At a new version a worker reads its running contexts again. The last line
+is JSON: for each model the tokens per second of one worker and of the learner, the workers that
+feed it, and seconds per version; and the limits of the event loop, whose constants are measured by
+the commands beside them.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Final
+
+BANDWIDTH_BYTES_PER_S: Final = 0.6 * 3.35e12
+"""Of an H100's memory."""
+FLOPS: Final = 0.4 * 989e12
+"""Of an H100 in bfloat16."""
+RUNNING: Final = 64
+CONTEXT_TOKENS: Final = 2_048
+"""Mean tokens of a running response with its prompt."""
+RESPONSE_TOKENS: Final = 1_600
+GROUP_SIZE: Final = 8
+DELTA_SHARE: Final = 0.015
+"""`python -m benchmarks.rollout.weight_sync`: delta over the full set."""
+PUBLISH_S_PER_GB: Final = 0.54
+"""`python -m benchmarks.publish`: on the step's path, for a rank's own rows."""
+APPLY_S_PER_GB: Final = 0.13
+"""`python -m benchmarks.publish`: at a worker."""
+GROUP_S: Final = 1.7e-3
+"""`python -m benchmarks.soak`: the event loop's seconds for a group."""
+TOKEN_S: Final = 5e-8
+"""`python -m benchmarks.learner.ingest --tokens 64` and `1024`: for a token more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """A dense model, and the GPUs that each side uses for it."""
+
+    parameters: float
+    layers: int
+    hidden: int
+    token_bytes: int
+    """Keys and values of one token of context."""
+    worker_gpus: int
+    learner_gpus: int
+
+    @property
+    def gigabytes(self) -> float:
+        """Size of a version in bfloat16, GB."""
+        return 2 * self.parameters / 1e9
+
+    def worker_tokens_per_s(self) -> float:
+        """Return what one worker generates."""
+        contexts = RUNNING * CONTEXT_TOKENS * self.token_bytes
+        token_s = (self.gigabytes * 1e9 + contexts) / (self.worker_gpus * BANDWIDTH_BYTES_PER_S)
+        return RUNNING / token_s
+
+    def learner_tokens_per_s(self) -> float:
+        """Return what the learner's GPUs train on."""
+        return self.learner_gpus * FLOPS / (8 * self.parameters)
+
+    def rereading_s(self, context_tokens: int = CONTEXT_TOKENS) -> float:
+        """Return the seconds in which a worker reads all running contexts again."""
+        attention = self.layers * self.hidden * context_tokens
+        flops = RUNNING * context_tokens * 2 * (self.parameters + attention)
+        return flops / (self.worker_gpus * FLOPS)
+
+    def figures(self) -> dict[str, float]:
+        """Return the table's column of this model."""
+        return {
+            "worker_tokens_per_s": self.worker_tokens_per_s(),
+            "learner_tokens_per_s": self.learner_tokens_per_s(),
+            "workers_at_bottleneck": self.learner_tokens_per_s() / self.worker_tokens_per_s(),
+            "step_path_publish_s": PUBLISH_S_PER_GB * self.gigabytes / self.learner_gpus,
+            "worker_apply_s": APPLY_S_PER_GB * self.gigabytes / self.worker_gpus,
+            "rereading_2k_s": self.rereading_s(),
+            "rereading_16k_s": self.rereading_s(16_384),
+            "delta_gigabytes": DELTA_SHARE * self.gigabytes,
+        }
+
+
+MODELS: Final = {
+    "7B": Model(  # Qwen2.5-7B
+        parameters=7.6e9,
+        layers=28,
+        hidden=3584,
+        token_bytes=57_344,
+        worker_gpus=1,
+        learner_gpus=8,
+    ),
+    "70B": Model(  # Llama-3.1-70B
+        parameters=70.6e9,
+        layers=80,
+        hidden=8192,
+        token_bytes=327_680,
+        worker_gpus=4,
+        learner_gpus=64,
+    ),
+}
+
+
+def main() -> None:
+    """Print the table."""
+    found = {name: model.figures() for name, model in MODELS.items()}
+    group_s = GROUP_S + TOKEN_S * GROUP_SIZE * RESPONSE_TOKENS
+    event_loop = {
+        "groups_per_s": 1 / group_s,
+        "tokens_per_s": GROUP_SIZE * RESPONSE_TOKENS / group_s,
+    }
+    for name in MODELS["7B"].figures():
+        print(f"{name:24}{found['7B'][name]:>12.3g}{found['70B'][name]:>12.3g}")
+    numbers = {**found, "event_loop": event_loop}
+    print(
+        json.dumps(json.loads(json.dumps(numbers), parse_float=lambda x: float(f"{float(x):.3g}")))
+    )
+
+
+if __name__ == "__main__":
+    main()
