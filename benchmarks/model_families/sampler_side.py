@@ -65,9 +65,8 @@ async def _worse_version(spec: VCPORunSpec) -> float:
     network, pad = load_learner(spec)
     (group,) = spec.rollouts
     plan = plan_weights(spec, group)
-    use = None if plan.adapters is None else plan.adapters.use
     postprocess = make_postprocessing(
-        spec, group, seed=0, rounding=plan.quantization.rounding, adapters=use
+        spec, group, seed=0, rounding=plan.rounding, adapters=plan.adapters
     )
     engine, _ = load_engine(spec, group, plan, seed=0)
     differences: list[float] = []

@@ -209,13 +209,12 @@ def load_sampler(run: VCPORun, group: RolloutGroup, *, seed: int) -> Sampler:
     model = spec.model.model_copy(update={"name": name})
     spec = spec.model_copy(update={"model": model})
     plan = plan_weights(spec, group)
-    adapters = None if plan.adapters is None else plan.adapters.use
     # Before the engine: if this fails, there are no processes of the engine to stop.
     postprocess = make_postprocessing(
-        spec, group, seed=seed, rounding=plan.quantization.rounding, adapters=adapters
+        spec, group, seed=seed, rounding=plan.rounding, adapters=plan.adapters
     )
     engine, codec = load_engine(spec, group, plan, seed=seed, today=run.start_date)
-    return Sampler(postprocess=postprocess, adapters=adapters, engine=engine, codec=codec)
+    return Sampler(postprocess=postprocess, adapters=plan.adapters, engine=engine, codec=codec)
 
 
 def _report_start(options: Options, worker: Worker, *, grpc_port: int, metrics_port: int) -> None:

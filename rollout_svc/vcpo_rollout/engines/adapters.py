@@ -1,10 +1,4 @@
-"""Published LoRA adapters: their form, and the decision who applies them, vLLM or the worker.
-
-vLLM computes x W + scale (x A) B beside the base model, which it loads once. Otherwise the worker
-merges every version into a full set of weights (`weights.lora_merge`): W + scale B A.
-
-Source: vLLM 0.32.0, `vllm.lora`; its kernels for GPUs take numbers of 16 bits only.
-"""
+"""Published LoRA adapters: their form, and who applies them."""
 
 from __future__ import annotations
 
@@ -13,9 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
-from vcpo.api.workloads import Lora, Precision, Quantization, RolloutGroup
 from vcpo_rollout.engines.engine import EngineError
-from vcpo_rollout.engines.quantization import Device
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,44 +25,6 @@ class AdapterUse(StrEnum):
     """vLLM, beside its base model."""
     MERGED = "merged"
     """The worker, which gives its engine full sets of weights."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AdapterPlan:
-    """Who applies a group's adapters, and why."""
-
-    use: AdapterUse
-    reason: str
-
-    def __str__(self) -> str:
-        """Describe the plan for the log."""
-        return f"{self.use}: {self.reason}"
-
-
-def plan_adapters(
-    lora: Lora, group: RolloutGroup, *, rounding: Quantization, device: Device | None
-) -> AdapterPlan:
-    """Decide who applies adapters.
-
-    rounding: the quantization that the worker does itself.
-    device: vLLM's device; None for an engine that takes full sets of weights only.
-    """
-    largest, obstacle = SERVED_RANKS[-1], ""
-    if device is None:
-        obstacle = f"engine '{group.engine_name}' takes full sets of weights"
-    elif rounding is not Quantization.NONE:
-        obstacle = f"the worker rounds weights and adapters together to {rounding}"
-    elif group.noise is not None:
-        obstacle = "noise changes the weights of every version"
-    elif lora.rank > largest:
-        obstacle = f"vLLM serves ranks up to {largest}, and this one is {lora.rank}"
-    elif device.platform != "cpu" and group.number_format is not Precision.BFLOAT16:
-        obstacle = (
-            f"a GPU serves adapters in bfloat16 only, and the precision is {group.number_format}"
-        )
-    if obstacle:
-        return AdapterPlan(use=AdapterUse.MERGED, reason=obstacle)
-    return AdapterPlan(use=AdapterUse.SERVED, reason="vLLM applies them beside its base model")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

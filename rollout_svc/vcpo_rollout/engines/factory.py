@@ -6,7 +6,6 @@ import inspect
 import logging
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 from types import MappingProxyType
@@ -15,12 +14,12 @@ from typing import Final, cast
 from vcpo.api import VCPORunSpec
 from vcpo.api.workloads import EngineName, Quantization, RolloutGroup
 from vcpo.service.plugins import beside_or_in, import_named, require_arguments, require_class
-from vcpo_rollout.engines.adapters import AdapterPlan, AdapterUse, plan_adapters
+from vcpo_rollout.engines.adapters import AdapterUse
 from vcpo_rollout.engines.chat_codec import PromptCodec
 from vcpo_rollout.engines.engine import Engine, EngineClass, EngineSetting
 from vcpo_rollout.engines.loading import load_end_token_ids, load_tokenizer
-from vcpo_rollout.engines.quantization import QuantizationPlan, plan_quantization
 from vcpo_rollout.engines.stop_strings import StopStrings
+from vcpo_rollout.engines.weight_plan import WeightPlan, decide
 
 _LOGGER = logging.getLogger(__name__)
 _SHIPPED: Final[Mapping[str, str]] = MappingProxyType(
@@ -37,39 +36,19 @@ _VLLM_LOGGING: Final = Path(__file__).parent / "vllm" / "logging.json"
 """Configuration of vLLM's loggers, in the form of `logging.config.dictConfig`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WeightPlan:
-    """What becomes of a version in a worker: who quantizes it, and who applies adapters."""
-
-    quantization: QuantizationPlan
-    adapters: AdapterPlan | None
-    """The way of adapters into the engine; None for a run without adapters."""
-
-    @property
-    def served_adapters(self) -> bool:
-        return self.adapters is not None and self.adapters.use is AdapterUse.SERVED
-
-
 def plan_weights(spec: VCPORunSpec, group: RolloutGroup) -> WeightPlan:
     """Decide what becomes of versions on this machine; log each decision and its reason."""
-    lora = spec.model.lora
-    quantizes = group.quantization is not Quantization.NONE
-    device = None
-    if group.engine_name == EngineName.VLLM and (quantizes or lora is not None):
+    lora, device = spec.model.lora, None
+    needs_device = lora is not None or group.quantization is not Quantization.NONE
+    if group.engine_name == EngineName.VLLM and needs_device:
         find_engine(spec, group)  # it says what to do if vLLM is missing
         from vcpo_rollout.engines.vllm.start import vllm_device
 
         device = vllm_device()
-    quantization = plan_quantization(
-        group.quantization, precision=group.number_format, device=device
-    )
-    if quantizes:
-        _LOGGER.info("quantization: %s", quantization)
-    adapters = None
-    if lora is not None:
-        adapters = plan_adapters(lora, group, rounding=quantization.rounding, device=device)
-        _LOGGER.info("adapters: %s", adapters)
-    return WeightPlan(quantization=quantization, adapters=adapters)
+    plan = decide(lora, group, device)
+    for reason in plan.reasons:
+        _LOGGER.info("%s", reason)
+    return plan
 
 
 def load_engine(
@@ -106,8 +85,8 @@ def load_engine(
         end_token_ids=load_end_token_ids(name, tokenizer, revision=revision),
         stop_strings=StopStrings.of(spec.sampling, tokenizer),
         seed=seed,
-        online_quantization=plan.quantization.online_method,
-        serves_adapters=plan.served_adapters,
+        online_quantization=plan.online_method,
+        serves_adapters=plan.adapters is AdapterUse.SERVED,
     )
     return _load(engine_class, setting), codec
 

@@ -5,7 +5,7 @@
     noise   N(0, sigma^2) added to the weights of normalizations, new for every version
 
 Every engine takes the result as ordinary numbers. The policy is that of a quantized model, on any
-machine; the speed is not (`engines.quantization` says where it can be had). Embeddings and output
+machine; the speed is not (`engines.weight_plan` says where it can be had). Embeddings and output
 head are unchanged.
 The worker reports log-probabilities of the behavior policy that it really samples from. The
 estimator therefore stays unbiased, and the learner's calibration at lag 0 measures the mismatch.

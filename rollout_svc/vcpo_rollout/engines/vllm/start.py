@@ -23,9 +23,9 @@ from vcpo.service.rotary_table import table_length
 from vcpo_rollout.engines.adapters import SERVED_RANKS
 from vcpo_rollout.engines.engine import EngineSetting
 from vcpo_rollout.engines.loading import load_model_skeleton
-from vcpo_rollout.engines.quantization import Device
 from vcpo_rollout.engines.vllm import ROLLOUT_WORKER_VARIABLE
 from vcpo_rollout.engines.vllm.last_error import LastError
+from vcpo_rollout.engines.weight_plan import Device
 
 _ARGUMENTS_LOGGER: Final = logging.getLogger("vllm.engine.arg_utils")
 _GIBIBYTE: Final = 1 << 30

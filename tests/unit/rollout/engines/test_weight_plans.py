@@ -2,9 +2,9 @@
 
 import pytest
 
-from vcpo.api.workloads import EngineName, Lora, Precision, Quantization, RolloutGroup
-from vcpo_rollout.engines.adapters import AdapterUse, plan_adapters
-from vcpo_rollout.engines.quantization import Device, plan_quantization
+from vcpo.api.workloads import EngineName, Lora, Quantization, RolloutGroup
+from vcpo_rollout.engines.adapters import AdapterUse
+from vcpo_rollout.engines.weight_plan import Device, WeightPlan, decide
 
 HOPPER = Device(platform="cuda", capability=90)
 ADA = Device(platform="cuda", capability=89)
@@ -14,74 +14,69 @@ CPU = Device(platform="cpu")
 ROCM = Device(platform="rocm", capability=94)
 
 
+def plan(device, *, rank=None, **group):
+    given = {"name": "main", "engine": EngineName.VLLM, "precision": "bfloat16", **group}
+    lora = None if rank is None else Lora(rank=rank)
+    return decide(lora, RolloutGroup.model_validate(given), device)
+
+
+@pytest.mark.parametrize("device", [HOPPER, ADA])
+def test_vllm_quantizes_where_it_has_fp8_in_hardware(device):
+    found = plan(device, quantization="fp8")
+    assert found.online_method == "fp8_per_block"
+    assert found.rounding is Quantization.NONE
+
+
 @pytest.mark.parametrize(
-    ("quantization", "precision", "device", "method", "reason"),
+    ("device", "given", "reason"),
     [
-        ("fp8", "bfloat16", HOPPER, "fp8_per_block", "9.0 has fp8"),
-        ("fp8", "bfloat16", ADA, "fp8_per_block", "8.9 has fp8"),
-        ("fp8", "bfloat16", CPU, None, "slower than its bfloat16"),
-        ("fp8", "bfloat16", AMPERE, None, "takes a compute capability of 8.9, and this one is 8.0"),
-        ("fp8", "bfloat16", UNKNOWN, None, "this one is unknown"),
-        ("fp8", "bfloat16", ROCM, None, "for rocm have not been tried"),
-        ("fp8", "bfloat16", None, None, "engine has no kernels"),
-        ("fp8", "float32", HOPPER, None, "group's precision is float32"),
-        ("fp8", "float32", CPU, None, "group's precision is float32"),
-        ("int8", "bfloat16", HOPPER, None, "no linear layer to int8"),
-        ("int8", "bfloat16", CPU, None, "no linear layer to int8"),
+        (CPU, {"quantization": "fp8"}, "fp8 on cpu is slow"),
+        (AMPERE, {"quantization": "fp8"}, "compute capability of 8.9, and this one is 80"),
+        (UNKNOWN, {"quantization": "fp8"}, "this one is None"),
+        (ROCM, {"quantization": "fp8"}, "on rocm is slow, or was not tried"),
+        (None, {"quantization": "fp8"}, "engine has no kernels"),
+        (HOPPER, {"quantization": "fp8", "precision": "float32"}, "the precision is float32"),
+        (HOPPER, {"quantization": "int8"}, "no linear layer to int8"),
     ],
 )
-def test_vllm_quantizes_where_it_can_and_rounding_stands_in_elsewhere(
-    quantization, precision, device, method, reason
-):
-    asked = Quantization(quantization)
-    plan = plan_quantization(asked, precision=Precision(precision), device=device)
-    assert plan.online_method == method
-    assert plan.rounding is (asked if method is None else Quantization.NONE)
-    assert reason in plan.reason
+def test_elsewhere_rounding_stands_in_and_the_log_says_why(device, given, reason):
+    found = plan(device, **given)
+    assert (found.online_method, found.rounding) == (None, given["quantization"])
+    (said,) = found.reasons
+    assert said.startswith(f"quantization: {given['quantization']} by rounding: ")
+    assert reason in said
 
 
 def test_what_nobody_asked_for_nobody_does():
-    plan = plan_quantization(Quantization.NONE, precision=Precision.BFLOAT16, device=HOPPER)
-    assert plan.online_method is None
-    assert plan.rounding is Quantization.NONE
-
-
-def test_the_log_says_who_quantizes_and_why():
-    plan = plan_quantization(Quantization.INT8, precision=Precision.BFLOAT16, device=CPU)
-    assert str(plan) == "int8 by rounding: vLLM quantizes no linear layer to int8 as it loads"
-
-
-def plan(device, *, rank=16, rounding=Quantization.NONE, **group):
-    settings = RolloutGroup.model_validate({"name": "main", "engine": EngineName.VLLM, **group})
-    return plan_adapters(Lora(rank=rank), settings, rounding=rounding, device=device)
+    assert plan(HOPPER) == WeightPlan()
 
 
 @pytest.mark.parametrize(
     ("device", "given"),
     [
-        (HOPPER, {"precision": "bfloat16"}),
-        (HOPPER, {"precision": "bfloat16", "quantization": "fp8"}),
-        (HOPPER, {"precision": "bfloat16", "rank": 512}),
-        (CPU, {"precision": "bfloat16"}),
+        (HOPPER, {}),
+        (HOPPER, {"quantization": "fp8"}),
+        (HOPPER, {"rank": 512}),
+        (CPU, {}),
         (CPU, {"precision": "float32"}),
     ],
 )
 def test_vllm_serves_adapters_beside_its_base_model(device, given):
-    assert plan(device, **given).use is AdapterUse.SERVED
+    assert plan(device, **{"rank": 16, **given}).adapters is AdapterUse.SERVED
 
 
 @pytest.mark.parametrize(
     ("device", "given", "reason"),
     [
         (None, {"engine": EngineName.HF}, "engine 'hf' takes full sets of weights"),
-        (CPU, {"rounding": Quantization.INT8}, "rounds weights and adapters together to int8"),
-        (HOPPER, {"precision": "bfloat16", "noise": {}}, "noise changes the weights"),
-        (HOPPER, {"precision": "bfloat16", "rank": 513}, "up to 512, and this one is 513"),
-        (HOPPER, {"precision": "float32"}, "bfloat16 only, and the precision is float32"),
+        (CPU, {"quantization": "int8"}, "rounds weights and adapters together to int8"),
+        (HOPPER, {"noise": {}}, "noise changes the weights"),
+        (HOPPER, {"rank": 513}, "up to 512, and this one is 513"),
+        (HOPPER, {"precision": "float32"}, "bfloat16 only, and not in float32"),
     ],
 )
 def test_what_vllm_cannot_serve_is_merged_and_the_log_says_why(device, given, reason):
-    found = plan(device, **given)
-    assert found.use is AdapterUse.MERGED
-    assert str(found).startswith("merged: ")
-    assert reason in str(found)
+    found = plan(device, **{"rank": 16, **given})
+    assert found.adapters is AdapterUse.MERGED
+    assert found.reasons[-1].startswith("adapters: merged: ")
+    assert reason in found.reasons[-1]

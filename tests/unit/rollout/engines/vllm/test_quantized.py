@@ -20,8 +20,8 @@ from tests.unit.rollout.engines.vllm.tiny_vllm import (
 )
 from vcpo.algo.health.mismatch_limits import MISMATCH_LIMITS_NATS, MismatchClass
 from vcpo.api.workloads import Precision
-from vcpo_rollout.engines.quantization import FP8_PER_BLOCK, Device
 from vcpo_rollout.engines.vllm.start import engine_arguments, vllm_device
+from vcpo_rollout.engines.weight_plan import FP8_PER_BLOCK, Device
 
 METHOD = "fp8_per_channel"
 """Slow on a CPU, and what runs there: on its way into the kernels it is a method like any other."""
