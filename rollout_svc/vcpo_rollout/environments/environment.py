@@ -115,47 +115,32 @@ class MultiTurnEnvironment(Environment, Protocol):
 
 
 def make_environment(name: str, parameters: Mapping[str, object], seed: int) -> Environment:
-    """Make the environment that a run names.
+    """Make the environment that a run names; a ValueError names the field.
 
     name: a key of `BUILT_IN`, `package.module:Class` or `verifiers:PACKAGE`.
     parameters: the task's settings, as read from the run's YAML.
     """
-    environment_class, arguments = find_environment(name, parameters)
+    field = "environment.parameters"
+    path, arguments = name, parameters
+    library, _, package = name.partition(":")
+    if library == "verifiers" and package:
+        path, arguments = _VERIFIERS, {**parameters, "package": package}
+    environment_class = _environment_class(path)
+    if "seed" in parameters:
+        raise ValueError(
+            f"{field}.seed: {parameters['seed']!r} is not read here; remove it and set the run's"
+            " seed instead"
+        )
+    require_arguments(environment_class, arguments, beside=("seed",), field=field, name=name)
     try:
         return cast("Environment", environment_class(**arguments, seed=seed))
     except ValueError:
         raise
     except Exception as error:  # user code may raise anything
         raise ValueError(
-            f"environment.parameters: {name!r} cannot be made with {dict(parameters)!r} "
+            f"{field}: {name!r} cannot be made with {dict(parameters)!r} "
             f"({type(error).__name__}: {error}); correct the parameters or the class"
         ) from error
-
-
-def find_environment(
-    name: str, parameters: Mapping[str, object]
-) -> tuple[type, Mapping[str, object]]:
-    """Find the class of an environment and check its parameters' names, without an instance.
-
-    Returns: the class, and its arguments without the seed.
-    """
-    library, _, package = name.partition(":")
-    if library == "verifiers" and package:
-        name, parameters = _VERIFIERS, {**parameters, "package": package}
-    environment_class = _environment_class(name)
-    if "seed" in parameters:
-        raise ValueError(
-            f"environment.parameters.seed: {parameters['seed']!r} is not read here; "
-            "remove it and set the run's seed instead"
-        )
-    require_arguments(
-        environment_class,
-        parameters,
-        beside=("seed",),
-        field="environment.parameters",
-        name=name,
-    )
-    return environment_class, parameters
 
 
 def _environment_class(name: str) -> type:
