@@ -16,7 +16,7 @@ from tests.fixtures.promql import metric_of, unknown_names
 from tools.monitoring.catalogue import ALL
 from tools.monitoring.dashboards import BOARDS
 from tools.monitoring.dashboards.board import COLUMNS, AxisUnit, Kind
-from tools.monitoring.dashboards.marks import marks
+from tools.monitoring.dashboards.grafana import marks
 from tools.monitoring.metric_usage import metric_usage, names_in
 from tools.monitoring.rules import RULES_FILE
 

@@ -7,15 +7,13 @@ bookmarks link to panels by it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from enum import StrEnum
 from typing import Final
 
 COLUMNS: Final = 24
 """Width of a board, in units of the grid."""
-PANEL_HEIGHT: Final = 8
-"""Height of every panel, in units of the grid."""
 
 
 class Kind(StrEnum):
@@ -30,15 +28,13 @@ class Kind(StrEnum):
     """The buckets of one histogram over time."""
     STAT = "stat"
     """Newest values, as large numbers."""
-    NAMES = "names"
-    """Legends of the series that exist now, without their values."""
     TABLE = "table"
     """A column per query, a row per set of labels."""
     STATES = "states"
     """A coloured bar per series, by the state that its value stands for (`STATES`)."""
 
 
-INSTANT: Final = frozenset({Kind.STAT, Kind.NAMES, Kind.TABLE})
+INSTANT: Final = frozenset({Kind.STAT, Kind.TABLE})
 """Kinds that show one moment, not a range of time."""
 
 
@@ -49,7 +45,6 @@ class AxisUnit(StrEnum):
     COUNT = "short"
     SHARE = "percentunit"
     STEPS = "suffix: steps"
-    STEPS_PER_MINUTE = "suffix: steps/min"
     VERSIONS = "suffix: versions"
     NATS = "suffix: nats"
     TOKENS = "suffix: tokens"
@@ -129,16 +124,12 @@ class Query:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Panel:
-    """One picture that answers one question."""
+    """One picture."""
 
     id: int
     """Unique in its board and never reused; links point to it."""
-    slug: str
-    """Short name, unique in its board."""
     title: str
-    question: str
-    """What a reader learns here; ends with a question mark."""
-    reading: str
+    text: str
     """How to read the picture, and what a bad one means."""
     queries: tuple[Query, ...]
     kind: Kind = Kind.LINES
@@ -175,40 +166,3 @@ class Board:
     def panels(self) -> tuple[Panel, ...]:
         """All panels, in reading order."""
         return tuple(panel for row in self.rows for panel in row.panels)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """Where a panel stands on the grid, in its units."""
-
-    x: int
-    y: int
-    width: int
-    height: int = PANEL_HEIGHT
-
-
-def places(row: Row, top: int) -> Iterator[tuple[Panel, Place]]:
-    """Yield the panels of a row and their places: a table's line is its own, others share one.
-
-    Lines have two or three panels that fill the width; a panel alone fills it too.
-    """
-    left = list(row.panels)
-    y = top
-    while left:
-        before_table = next(
-            (n for n, each in enumerate(left) if each.kind is Kind.TABLE), len(left)
-        )
-        count = min(2 if before_table in {2, 4} else 3, before_table) or 1
-        width = COLUMNS // count
-        for column, panel in enumerate(left[:count]):
-            yield panel, Place(x=column * width, y=y, width=width)
-        left = left[count:]
-        y += PANEL_HEIGHT
-
-
-def row_tops(board: Board) -> Iterator[tuple[Row, int]]:
-    """Yield each row and the line of the grid that holds its title."""
-    top = 0
-    for row in board.rows:
-        yield row, top
-        top = max(place.y + place.height for _, place in places(row, top + 1))

@@ -65,11 +65,9 @@ _MAY_WE_STEP: Final = Row(
     panels=(
         Panel(
             id=11,
-            slug="ess",
             title="Effective sample size",
-            question="Which share of a batch does its effective sample size reach?",
-            reading="Of the last step, and mean and tenth percentile of ten steps. On policy it "
-            "lies on the reference; below the floor the host halves the lag. Tokens far above "
+            text="Of the last step, and mean and tenth percentile of ten steps. On policy it lies "
+            "on the reference; below the floor the host halves the lag. Tokens far above "
             "trajectories: long responses.",
             maximum=1.0,
             queries=(
@@ -83,11 +81,9 @@ _MAY_WE_STEP: Final = Row(
         ),
         Panel(
             id=13,
-            slug="effective-learning-rate",
             title="Effective learning rate",
-            question="Which share of the spec's learning rate is taken, and what lowers it?",
-            reading="The effective rate is schedule x ESS x backoff of the spec's. ESS (or the "
-            "trust region) acts step by step; a critical warning or a rollback halves the backoff.",
+            text="The effective rate is schedule x ESS x backoff of the spec's. ESS (or the trust "
+            "region) acts step by step; a critical warning or a rollback halves the backoff.",
             maximum=1.0,
             bands=(Band(None, Color.BAD), Band(_LOW_BACKOFF, Color.GOOD)),
             queries=(
@@ -97,22 +93,19 @@ _MAY_WE_STEP: Final = Row(
         ),
         Panel(
             id=14,
-            slug="collapse-warning",
             title="Early warning of a collapse",
-            question="Is the run about to collapse?",
-            reading="1/3 warns, 2/3 is critical: in the studies a collapse followed within eleven "
-            "steps in the median, and a third came without. 1 is dead: the policy stands still.",
+            text="1/3 warns, 2/3 is critical: in the studies a collapse followed within eleven "
+            "steps in the median, and a third came without. 1 is dead: the policy stands "
+            "still.",
             maximum=1.0,
             bands=_WARNING_BANDS,
             queries=(Query(value("vcpo_collapse_warning_ratio"), "warning"),),
         ),
         Panel(
             id=18,
-            slug="in-a-row",
             title="Steps in a row",
-            question="For how many steps has something lasted?",
-            reading="Two low evaluations are a ticket, as are three critical steps; ten under a "
-            "limit of 0 or with a collapsed reward are a page, sixty throttled ones a ticket. "
+            text="Two low evaluations are a ticket, as are three critical steps; ten under a limit "
+            "of 0 or with a collapsed reward are a page, sixty throttled ones a ticket. "
             "Unsaved: what a crash would repeat.",
             unit=AxisUnit.STEPS,
             queries=(
@@ -129,12 +122,10 @@ _MAY_WE_STEP: Final = Row(
         ),
         Panel(
             id=17,
-            slug="mismatch",
             title="Mismatch and divergence",
-            question="Do workers and learner compute the same policy?",
-            reading="Of fresh tokens, which hold no staleness; up to the limit it is rounding. The "
-            "worst alone: that worker. The divergence is of all tokens, stale ones too. "
-            "Zeros are drawn at 1e-9.",
+            text="Of fresh tokens, which hold no staleness; up to the limit it is rounding. The "
+            "worst alone: that worker. The divergence is of all tokens, stale ones too. Zeros "
+            "are drawn at 1e-9.",
             unit=AxisUnit.NATS,
             minimum=None,
             is_logarithmic=True,
@@ -156,21 +147,17 @@ _WHY_OFF_POLICY: Final = Row(
     panels=(
         Panel(
             id=21,
-            slug="lag-heatmap",
             title="Lag of trained trajectories",
-            question="How old are the oldest tokens of the trajectories that are trained?",
-            reading="A band that rises is a queue that grows: generation is slow, or there are "
-            "too many workers.",
+            text="A band that rises is a queue that grows: generation is slow, or there are too "
+            "many workers.",
             kind=Kind.HEATMAP,
             unit=AxisUnit.VERSIONS,
             queries=(Query(buckets("vcpo_policy_lag_steps"), "{{le}}"),),
         ),
         Panel(
             id=22,
-            slug="lag-limits",
             title="Lag against its limits",
-            question="Does the lag stay within what is admitted?",
-            reading="Ordered by the host, in force in the learner; apart for long: orders do not "
+            text="Ordered by the host, in force in the learner; apart for long: orders do not "
             "arrive. Below the bound the run is throttled. Lag above the bound of the spec is "
             "a bug.",
             unit=AxisUnit.VERSIONS,
@@ -184,20 +171,16 @@ _WHY_OFF_POLICY: Final = Row(
         ),
         Panel(
             id=23,
-            slug="ess-by-lag",
             title="ESS by lag",
-            question="Is it the old trajectories that lower the ESS?",
-            reading="Lines apart: yes, and a lower lag helps. Lines together: no; compare the "
+            text="Lines apart: yes, and a lower lag helps. Lines together: no; compare the "
             "numerics of rollout workers and learner.",
             maximum=1.0,
             queries=(Query(value("vcpo_lag_ess_ratio", "lag"), "{{lag}} or more"),),
         ),
         Panel(
             id=25,
-            slug="backlog",
             title="Work outstanding",
-            question="How many trajectories wait between a lease and its update?",
-            reading="Admission keeps their sum below the limit. A full buffer makes data old; an "
+            text="Admission keeps their sum below the limit. A full buffer makes data old; an "
             "empty one makes the learner wait.",
             unit=AxisUnit.COUNT,
             queries=(
@@ -220,10 +203,8 @@ _WHO_MAKES_THE_UPDATE: Final = Row(
     panels=(
         Panel(
             id=31,
-            slug="weight-heatmap",
             title="Importance weights",
-            question="How are the log importance weights of trajectories spread?",
-            reading="A narrow band around 0 is on policy. A long upper tail is a few trajectories "
+            text="A narrow band around 0 is on policy. A long upper tail is a few trajectories "
             "that make the update.",
             kind=Kind.HEATMAP,
             unit=AxisUnit.NATS,
@@ -232,21 +213,17 @@ _WHO_MAKES_THE_UPDATE: Final = Row(
         ),
         Panel(
             id=32,
-            slug="largest-weight",
             title="Largest importance weight",
-            question="How heavy is the heaviest trajectory before truncation?",
-            reading="Weights are truncated at the cap of the spec, 8 unless set.",
+            text="Weights are truncated at the cap of the spec, 8 unless set.",
             minimum=None,
             is_logarithmic=True,
             queries=(Query(above_zero("vcpo_importance_weight_max"), "largest weight"),),
         ),
         Panel(
             id=34,
-            slug="gradient-norm",
             title="Gradient norm",
-            question="Is the gradient of an ordinary size?",
-            reading="Spikes together with a low ESS come from a few heavy weights. A fall to 0, "
-            "drawn at 1e-9, together with the early warning is a dead policy.",
+            text="Spikes together with a low ESS come from a few heavy weights. A fall to 0, drawn "
+            "at 1e-9, together with the early warning is a dead policy.",
             minimum=None,
             is_logarithmic=True,
             queries=(Query(above_zero("vcpo_gradient_norm"), "before clipping"),),
@@ -260,10 +237,8 @@ _CONTROLLER: Final = Row(
     panels=(
         Panel(
             id=52,
-            slug="throttles",
             title="Decisions",
-            question="When was the lag limit changed, or the run rolled back?",
-            reading="Tightened often and never relaxed: the lag is not the cause.",
+            text="Tightened often and never relaxed: the lag is not the cause.",
             kind=Kind.EVENTS,
             unit=AxisUnit.COUNT,
             queries=(
@@ -281,10 +256,8 @@ _DID_IT_HELP: Final = Row(
     panels=(
         Panel(
             id=61,
-            slug="reward",
             title="Reward",
-            question="Does the run still learn?",
-            reading="A collapse is a reward that falls and does not return. The evaluation is on "
+            text="A collapse is a reward that falls and does not return. The evaluation is on "
             "held-out prompts; a gap that grows is overfitting. Parts add up to the reward.",
             minimum=None,
             queries=(
@@ -295,11 +268,10 @@ _DID_IT_HELP: Final = Row(
         ),
         Panel(
             id=62,
-            slug="skipped",
             title="Steps without an update",
-            question="Which share of an hour's steps was skipped, and why?",
-            reading="`no_gradient`: all rewards are equal. `low_ess`, `high_divergence`, "
-            "`early_warning`: limits of the spec refuse them. `non_finite_*`: a number is broken.",
+            text="`no_gradient`: all rewards are equal. `low_ess`, `high_divergence`, "
+            "`early_warning`: limits of the spec refuse them. `non_finite_*`: a number is "
+            "broken.",
             unit=AxisUnit.SHARE,
             maximum=1.0,
             bands=(Band(None, Color.GOOD), Band(threshold("skippedStepsRatio"), Color.BAD)),

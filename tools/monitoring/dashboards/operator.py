@@ -46,11 +46,9 @@ _IS_IT_UP: Final = Row(
     panels=(
         Panel(
             id=11,
-            slug="up",
             title="Operators",
-            question="Is there exactly one operator?",
-            reading="Without one nothing is steered; runs go on within their last limits. "
-            "With two, both change every run.",
+            text="Without one nothing is steered; runs go on within their last limits. With two, "
+            "both change every run.",
             kind=Kind.STAT,
             unit=AxisUnit.COUNT,
             bands=(Band(None, Color.BAD), Band(1.0, Color.GOOD), Band(2.0, Color.BAD)),
@@ -65,10 +63,8 @@ _IS_IT_UP: Final = Row(
         ),
         Panel(
             id=12,
-            slug="runs",
             title="Runs",
-            question="How many runs train, and why do the others not?",
-            reading="By the reason of the condition Ready.",
+            text="By the reason of the condition Ready.",
             kind=Kind.STACK,
             unit=AxisUnit.COUNT,
             queries=(
@@ -87,10 +83,8 @@ _IS_IT_UP: Final = Row(
         ),
         Panel(
             id=15,
-            slug="signals-age",
             title="Oldest signals",
-            question="Which runs send no signals?",
-            reading="The ten runs with the oldest signals.",
+            text="The ten runs with the oldest signals.",
             unit=AxisUnit.SECONDS,
             queries=(
                 Query(
@@ -108,12 +102,10 @@ _DOES_IT_KEEP_UP: Final = Row(
     panels=(
         Panel(
             id=21,
-            slug="reconciles",
             title="Reconciles",
-            question="Do reconciles succeed?",
-            reading="`error` is repeated with a growing delay. `bug` is one: its log has the "
-            "traceback. Of the API: 403 is a missing right, 409 a conflict that is "
-            "repeated, 422 an invalid object, 429 and 0 a server that cannot keep up.",
+            text="`error` is repeated with a growing delay. `bug` is one: its log has the "
+            "traceback. Of the API: 403 is a missing right, 409 a conflict that is repeated, "
+            "422 an invalid object, 429 and 0 a server that cannot keep up.",
             unit=AxisUnit.PER_SECOND,
             queries=(
                 Query(operator_rate("vcpo_operator_reconciles_total", "result"), "{{result}}"),
@@ -128,10 +120,8 @@ _DOES_IT_KEEP_UP: Final = Row(
         ),
         Panel(
             id=24,
-            slug="queue-oldest",
             title="Delays",
-            question="What makes the operator late?",
-            reading="Beyond two minutes of wait the liveness probe restarts the operator; a watch "
+            text="Beyond two minutes of wait the liveness probe restarts the operator; a watch "
             "that lags as long is deaf: it acts on an old picture.",
             unit=AxisUnit.SECONDS,
             bands=_DELAYS,

@@ -43,10 +43,8 @@ _ARE_THEY_THERE: Final = Row(
     panels=(
         Panel(
             id=11,
-            slug="workers",
             title="Workers",
-            question="Are as many workers ready as the host wants?",
-            reading="Ready below desired: pods that start, crash or find no node. Heard of below "
+            text="Ready below desired: pods that start, crash or find no node. Heard of below "
             "ready: workers that do not reach the learner.",
             unit=AxisUnit.COUNT,
             queries=(
@@ -64,11 +62,9 @@ _DO_THEY_GENERATE: Final = Row(
     panels=(
         Panel(
             id=21,
-            slug="tokens",
             title="Tokens of a worker",
-            question="Is one worker slower than the others?",
-            reading="Least, mean and most of all workers. A least far below the mean is one slow "
-            "or idle machine.",
+            text="Least, mean and most of all workers. A least far below the mean is one slow or "
+            "idle machine.",
             unit=AxisUnit.TOKENS_PER_SECOND,
             queries=(
                 Query(worker_rates("max", "vcpo_rollout_tokens_total"), "most"),
@@ -78,11 +74,9 @@ _DO_THEY_GENERATE: Final = Row(
         ),
         Panel(
             id=22,
-            slug="in-flight",
             title="In flight on a worker",
-            question="Are all workers busy?",
-            reading="0 for a worker that has no lease: admission is full. Hung calls that only "
-            "rise: a client in the environment lacks a timeout.",
+            text="0 for a worker that has no lease: admission is full. Hung calls that only rise: "
+            "a client in the environment lacks a timeout.",
             unit=AxisUnit.COUNT,
             queries=(
                 Query(worker_values("max", "vcpo_rollout_in_flight"), "most"),
@@ -96,10 +90,8 @@ _DO_THEY_GENERATE: Final = Row(
         ),
         Panel(
             id=25,
-            slug="outcomes",
             title="Outcomes",
-            question="What becomes of finished trajectories?",
-            reading="`lease_ended`: the learner no longer wanted it. `released`: given back for "
+            text="`lease_ended`: the learner no longer wanted it. `released`: given back for "
             "another lease.",
             kind=Kind.STACK,
             unit=AxisUnit.PER_SECOND,
@@ -116,11 +108,9 @@ _HOW_OLD_ARE_THE_WEIGHTS: Final = Row(
     panels=(
         Panel(
             id=31,
-            slug="weights-age",
             title="Versions behind",
-            question="How far behind the learner are the workers' weights?",
-            reading="Each version behind is a step of lag from the start. A worst that rises is "
-            "one worker that does not get its weights.",
+            text="Each version behind is a step of lag from the start. A worst that rises is one "
+            "worker that does not get its weights.",
             unit=AxisUnit.VERSIONS,
             queries=(
                 Query(worker_values("avg", "vcpo_rollout_weights_age_versions"), "mean"),
@@ -129,11 +119,9 @@ _HOW_OLD_ARE_THE_WEIGHTS: Final = Row(
         ),
         Panel(
             id=32,
-            slug="sync-duration",
             title="Duration of leases, weights and calls",
-            question="What takes long on a worker?",
-            reading="From a lease to its last trajectory; to fetch, verify and swap in a version; "
-            "a call to the environment. A p95 of calls near that of a lease: the environment is "
+            text="From a lease to its last trajectory; to fetch, verify and swap in a version; a "
+            "call to the environment. A p95 of calls near that of a lease: the environment is "
             "the bottleneck. Weights that take some steps are lag that no limit removes.",
             unit=AxisUnit.SECONDS,
             queries=(
@@ -154,11 +142,9 @@ _HOW_OLD_ARE_THE_WEIGHTS: Final = Row(
         ),
         Panel(
             id=33,
-            slug="sync-bytes",
             title="Bytes of weights",
-            question="Where do the weights come from, and how many bytes?",
-            reading="Read by source, and sent by the learner. A store that workers see relieves "
-            "the learner; deltas are smaller than full versions.",
+            text="Read by source, and sent by the learner. A store that workers see relieves the "
+            "learner; deltas are smaller than full versions.",
             unit=AxisUnit.BYTES_PER_SECOND,
             queries=(
                 Query(
@@ -181,12 +167,9 @@ _WHAT_HOLDS_THEM_UP: Final = Row(
     panels=(
         Panel(
             id=42,
-            slug="environment-failures",
             title="Failed calls and generations",
-            question="Do the environment or generations fail, and why?",
-            reading="Calls: `raised` is an exception of the environment's code. "
-            "Generations: `prompt` and `reward` are its code, "
-            "`timeout` a slow one.",
+            text="Calls: `raised` is an exception of the environment's code. Generations: `prompt` "
+            "and `reward` are its code, `timeout` a slow one.",
             kind=Kind.STACK,
             unit=AxisUnit.PER_SECOND,
             queries=(

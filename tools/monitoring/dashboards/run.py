@@ -20,11 +20,15 @@ from tools.monitoring.dashboards.promql import (
     RUNS,
     buckets,
     effective_rate,
+    hourly_share,
+    increase,
+    of_part,
     quantile,
     selector,
     value,
+    worker_rates,
+    worker_values,
 )
-from tools.monitoring.dashboards.run_work import AFTER_A_CRASH, HOW_FAST, WHAT_IS_LOST
 from tools.monitoring.rules import limit, threshold
 
 _LOW_BACKOFF: Final = limit("VCPOLearningRateBackedOff", "vcpo_learning_rate_backoff_ratio")
@@ -69,13 +73,11 @@ _WHICH_RUN: Final = Row(
     panels=(
         Panel(
             id=11,
-            slug="runs",
             title="Runs",
-            question="How is each run of the chosen namespaces?",
-            reading="A run that trains has the reason Training. ESS is that of recent steps over "
-            "that on policy, the rate the share of the spec's that is taken; the checkpoint is the "
-            "newest one's age. A run has one environment, and its reward is of that one. A run "
-            "without numbers sends no metrics. A name leads to its board.",
+            text="A run that trains has the reason Training. ESS is that of recent steps over that "
+            "on policy, the rate the share of the spec's that is taken; the checkpoint is the "
+            "newest one's age. A run has one environment, and its reward is of that one. A "
+            "run without numbers sends no metrics. A name leads to its board.",
             kind=Kind.TABLE,
             queries=(
                 Query(_reason("Ready", "ready"), "", words=_READY),
@@ -124,10 +126,8 @@ _WHICH_RUN: Final = Row(
         ),
         Panel(
             id=12,
-            slug="conditions",
             title="Conditions",
-            question="What was wrong with the run, and when?",
-            reading="Green is good. Blue marks a run that is complete, failed or suspended.",
+            text="Green is good. Blue marks a run that is complete, failed or suspended.",
             kind=Kind.STATES,
             queries=(
                 Query(
@@ -145,20 +145,16 @@ _DOES_IT_LEARN: Final = Row(
     panels=(
         Panel(
             id=22,
-            slug="reward-heatmap",
             title="Rewards of trajectories",
-            question="How are the rewards spread?",
-            reading="Two bands are solved and unsolved prompts. One band has nothing to teach.",
+            text="Two bands are solved and unsolved prompts. One band has nothing to teach.",
             kind=Kind.HEATMAP,
             queries=(Query(buckets("vcpo_reward"), "{{le}}"),),
         ),
         Panel(
             id=23,
-            slug="groups",
             title="Prompts that teach nothing",
-            question="Which share of groups has equal rewards only, and of responses is cut?",
-            reading="A group of equal rewards has no gradient. If most are, prompts are too hard "
-            "or too easy, or the reward does not tell responses apart; it alerts unless the "
+            text="A group of equal rewards has no gradient. If most are, prompts are too hard or "
+            "too easy, or the reward does not tell responses apart; it alerts unless the "
             "reward is at its maximum. Cut responses that grow ask for a larger "
             "`sampling.maxNewTokens`.",
             unit=AxisUnit.SHARE,
@@ -171,16 +167,168 @@ _DOES_IT_LEARN: Final = Row(
         ),
         Panel(
             id=25,
-            slug="response-length",
             title="Length of responses",
-            question="How long are the responses?",
-            reading="A longest twentieth at `sampling.maxNewTokens` is responses that are cut. A "
-            "fall of all three to a few tokens is a policy that gives up.",
+            text="A longest twentieth at `sampling.maxNewTokens` is responses that are cut. A fall "
+            "of all three to a few tokens is a policy that gives up.",
             unit=AxisUnit.TOKENS,
             queries=(
                 Query(quantile(0.95, "vcpo_response_tokens"), "p95"),
                 Query(quantile(0.5, "vcpo_response_tokens"), "median"),
                 Query(quantile(0.05, "vcpo_response_tokens"), "p5"),
+            ),
+        ),
+    ),
+)
+
+
+def _resident(part: str) -> str:
+    """Return the resident memory of the largest process of a part."""
+    return f"max by (namespace, run) ({of_part(part, selector('process_resident_memory_bytes'))})"
+
+
+_GPU_TOTAL: Final = value("vcpo_learner_device_memory_bytes", where='state="total"')
+_STALLED: Final = (
+    f"clamp_min(5 * {value('vcpo_learner_step_interval_seconds')},"
+    f" {threshold('stalledLearnerSeconds'):g})"
+)
+
+_DROPPED: Final = hourly_share(
+    "vcpo_trajectories_dropped_total", "reason", "vcpo_trajectories_leased_total"
+)
+
+_HOW_FAST: Final = Row(
+    id=30,
+    question="How fast is it, and where does the time go?",
+    panels=(
+        Panel(
+            id=31,
+            title="Time since the last step",
+            text="A saw-tooth as high as a step is long. A line that only rises is a learner that "
+            "hangs, or waits for data: see its stages. It pages at five usual steps, ten "
+            "minutes at least.",
+            unit=AxisUnit.SECONDS,
+            queries=(
+                Query(f"time() - {value('vcpo_learner_step_timestamp_seconds')}", "last step"),
+                Query(
+                    f"time() - {value('vcpo_learner_checkpoint_timestamp_seconds')}",
+                    "checkpoint",
+                    role=Role.FAINT,
+                ),
+                Query(
+                    f"time() - {value('vcpo_evaluation_timestamp_seconds')}",
+                    "evaluation",
+                    role=Role.FAINT,
+                ),
+                Query(value("vcpo_learner_step_interval_seconds"), "a step with its wait, mean"),
+                Query(quantile(0.5, "vcpo_learner_step_duration_seconds"), "an update, p50"),
+                Query(quantile(0.95, "vcpo_learner_step_duration_seconds"), "an update, p95"),
+                Query(_STALLED, "alert", role=Role.LIMIT),
+            ),
+        ),
+        Panel(
+            id=32,
+            title="Tokens",
+            text="Sampled above trained for long: responses are dropped.",
+            unit=AxisUnit.TOKENS_PER_SECOND,
+            queries=(
+                Query(value("vcpo_learner_tokens_per_second"), "trained"),
+                Query(worker_rates("sum", "vcpo_rollout_tokens_total"), "sampled"),
+            ),
+        ),
+        Panel(
+            id=33,
+            title="Where the learner's time goes",
+            text="Of the last step, from the end of the one before. `wait` asks for more workers, "
+            "`publish` for faster storage or network, the rest for a faster device.",
+            kind=Kind.STACK,
+            unit=AxisUnit.SECONDS,
+            queries=(Query(value("vcpo_learner_step_stage_seconds", "stage"), "{{stage}}"),),
+        ),
+        Panel(
+            id=35,
+            title="Idle learner and workers",
+            text="The learner for data: raise `maxReplicas`. The workers for leases: the learner "
+            "is the bottleneck, and fewer workers do; under a throttle it is on purpose. "
+            "Above one half it alerts.",
+            unit=AxisUnit.SHARE,
+            maximum=1.0,
+            queries=(
+                Query(value("vcpo_learner_idle_ratio"), "learner"),
+                Query(
+                    worker_rates("avg", "vcpo_rollout_lease_wait_seconds_total"), "workers, mean"
+                ),
+                Query(
+                    worker_rates("max", "vcpo_rollout_lease_wait_seconds_total"),
+                    "workers, most",
+                    role=Role.FAINT,
+                ),
+                Query(f"{threshold('starvedIdleRatio'):g}", "alert", role=Role.LIMIT),
+            ),
+        ),
+    ),
+)
+
+_WHAT_IS_LOST: Final = Row(
+    id=40,
+    question="What is lost?",
+    panels=(
+        Panel(
+            id=41,
+            title="Dropped trajectories",
+            text="`surplus` is resumed by the next lease; `throttled`, `rolled_back` and "
+            "`no_signal` are dropped on purpose. The sum of the others is wasted work, and "
+            "alerts above a tenth.",
+            kind=Kind.STACK,
+            unit=AxisUnit.SHARE,
+            bands=(Band(None, Color.GOOD), Band(threshold("wastedSamplesRatio"), Color.BAD)),
+            queries=(Query(_DROPPED, "{{reason}}"),),
+        ),
+    ),
+)
+
+_AFTER_A_CRASH: Final = Row(
+    id=50,
+    question="What would a crash cost?",
+    panels=(
+        Panel(
+            id=52,
+            title="What went wrong",
+            text="The events of the run name each cause. Accounting errors are a bug: keep the run "
+            "directory and report it.",
+            kind=Kind.EVENTS,
+            unit=AxisUnit.COUNT,
+            queries=(
+                Query(increase("vcpo_run_learner_restarts_total"), "learner restarted"),
+                Query(increase("vcpo_workers_set_aside_total", "cause"), "set aside: {{cause}}"),
+                Query(value("vcpo_learner_lost_changes"), "changes lost in the redo log"),
+                Query(increase("vcpo_accounting_errors_total"), "accounting errors"),
+            ),
+        ),
+        Panel(
+            id=54,
+            title="Memory",
+            text="Reserved memory that grows step by step is fragmentation, resident memory that "
+            "grows a leak. A process over its limit ends as OOMKilled.",
+            unit=AxisUnit.BYTES,
+            queries=(
+                Query(_resident("learner"), "learner"),
+                Query(_resident("rollout"), "worker, most"),
+                Query(value("vcpo_learner_device_memory_bytes", "state"), "GPU, {{state}}"),
+                Query(
+                    worker_values("max", "vcpo_rollout_device_memory_bytes", "state"),
+                    "a worker's GPU, {{state}}",
+                    role=Role.FAINT,
+                ),
+                Query(value("vcpo_learner_disk_free_bytes"), "disk, free", role=Role.FAINT),
+                Query(value("vcpo_learner_checkpoint_bytes"), "a checkpoint", role=Role.FAINT),
+                Query(
+                    f"{threshold('gpuMemoryRatio'):g} * {_GPU_TOTAL}", "alert: GPU", role=Role.LIMIT
+                ),
+                Query(
+                    f"2 * {value('vcpo_learner_checkpoint_bytes')}",
+                    "alert: disk, free",
+                    role=Role.LIMIT,
+                ),
             ),
         ),
     ),
@@ -192,5 +340,5 @@ RUN_OVERVIEW: Final = Board(
     description="Does this run learn, how fast, what is lost, and what would a crash cost?",
     tags=("vcpo", "run"),
     has_run=True,
-    rows=(_WHICH_RUN, _DOES_IT_LEARN, HOW_FAST, WHAT_IS_LOST, AFTER_A_CRASH),
+    rows=(_WHICH_RUN, _DOES_IT_LEARN, _HOW_FAST, _WHAT_IS_LOST, _AFTER_A_CRASH),
 )
