@@ -34,7 +34,6 @@ class StepLog:
     """
 
     def __init__(self, total_steps: int, *, clock: Clock) -> None:
-        self._skipped_in_a_row = 0
         self._total_steps = total_steps
         self._clock = clock
         self._logged_s: float | None = None
@@ -64,9 +63,8 @@ class StepLog:
         next_backoff: factor on the learning rate that this step leaves to the next one.
         skip_detail: the number because of which the step was skipped, if there is one.
         """
-        self._skipped_in_a_row = 0 if record.skipped is None else self._skipped_in_a_row + 1
         if record.skipped is not None:
-            number = self._skipped_in_a_row
+            number = record.skipped_steps
             if number <= _SKIP_EVENTS:
                 detail = f" ({skip_detail})" if skip_detail else ""
                 yield "StepSkipped", f"step {record.step}: {skip_cause(record.skipped)}{detail}"
