@@ -41,12 +41,11 @@ from vcpo.api.learner import Learner as LearnerSection
 from vcpo.api.workloads import Precision, Weights
 from vcpo.wire.deltas import apply_deltas, elements_of
 from vcpo.wire.weights import delta_name, verify
-from vcpo_learner.model.published_state import PublishedState, first_rows
+from vcpo_learner.model.published_state import PublishedState
 from vcpo_learner.ranks.environment import RankEnvironment
 from vcpo_learner.ranks.ranks import Ranks, join_ranks
 from vcpo_learner.ranks.sharding import local_part, place_model, whole
-from vcpo_learner.weights.store import PolicyStore, PublishedPolicy
-from vcpo_learner.weights.version_folder import VersionFolder
+from vcpo_learner.weights.store import PolicyStore, PublishedPolicy, VersionFolder
 from vcpo_rollout.engines.payload_tensors import tensors_of
 
 _Result = TypeVar("_Result")
@@ -99,8 +98,7 @@ class Learner:
             hidden_size, max_tokens=64, vocabulary=vocabulary, num_layers=num_layers
         )
         place_model(self._model, ranks, Precision.BFLOAT16)
-        self._parameters = PublishedState(self._model)
-        self.first_rows = first_rows(self._model)
+        self.published = PublishedState(self._model)
         self.shard_bytes = 2 * sum(local_part(each).numel() for each in self._model.parameters())
         self.folder = VersionFolder.open(
             Weights(), "run", Path(f"benchmark-{os.getpid()}"), incarnation="i", shard=ranks.shard
@@ -111,7 +109,7 @@ class Learner:
 
     def publish(self) -> PublishedPolicy:
         """Publish the rank's rows as the next version, and return them."""
-        step_path_s, weights = cpu_seconds(lambda: self._parameters.take(Precision.BFLOAT16))
+        step_path_s, weights = cpu_seconds(lambda: self.published.take(Precision.BFLOAT16))
         version = len(self.times_s)
         beside_s, policy = cpu_seconds(lambda: self.store.prepare(version, weights))
         self.store.publish(policy)
@@ -181,7 +179,7 @@ def measure(ranks: Ranks, options: argparse.Namespace) -> dict[str, Any]:
         learner.change()
         worker.take(newest)
     learner.close()
-    held, begins = tensors_of(worker.payload), learner.first_rows
+    held, begins = tensors_of(worker.payload), learner.published.first_rows
     return {
         "gigabytes": len(worker.payload) / 1e9,
         "step_path_s": median(one for one, _ in learner.times_s[1:]),

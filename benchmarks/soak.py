@@ -72,8 +72,7 @@ from vcpo_learner.services.control import ControlService
 from vcpo_learner.services.work import PolicyService, WorkService
 from vcpo_learner.telemetry.signals import SignalWindow
 from vcpo_learner.troubles import Troubles
-from vcpo_learner.weights.store import PolicyStore
-from vcpo_learner.weights.version_folder import VersionFolder
+from vcpo_learner.weights.store import PolicyStore, VersionFolder
 from vcpo_rollout.gauges import RolloutGauges
 from vcpo_rollout.transport.learner_client import HeldPolicy, LearnerClient
 from vcpo_rollout.transport.weight_files import (

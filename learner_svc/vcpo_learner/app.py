@@ -60,8 +60,7 @@ from vcpo_learner.telemetry.signals import SignalWindow
 from vcpo_learner.training.assembly import TrainingAssembly
 from vcpo_learner.training.policy_on_ranks import PolicyOnRanks
 from vcpo_learner.troubles import Troubles
-from vcpo_learner.weights.store import PolicyStore
-from vcpo_learner.weights.version_folder import VersionFolder
+from vcpo_learner.weights.store import PolicyStore, VersionFolder
 
 _LOGGER = logging.getLogger(__name__)
 _SERVICES = tuple(

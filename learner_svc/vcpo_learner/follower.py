@@ -28,12 +28,12 @@ from vcpo.service.plugins import import_from_run_folder
 from vcpo.wire.access.roles import LEARNER_ROLES, keys_from_environment
 from vcpo.wire.access.tls import checked_folder
 from vcpo.wire.server import WireServer
+from vcpo_learner.model.published_state import PublishedState
 from vcpo_learner.options import Options
 from vcpo_learner.ranks.environment import RankEnvironment
 from vcpo_learner.training.policy_on_ranks import PolicyOnRanks
-from vcpo_learner.training.shard_publication import ShardPublication
-from vcpo_learner.weights.store import PolicyStore
-from vcpo_learner.weights.version_folder import VersionFolder
+from vcpo_learner.training.publication import ShardPublication
+from vcpo_learner.weights.store import PolicyStore, VersionFolder
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -90,11 +90,11 @@ async def _follow(
         if weight_server is not None:
             weight_server.start()
         publication = ShardPublication(
-            policy.model,
-            ranks,
-            policy.commands,
-            PolicyStore(folder, incarnation=ranks.incarnation, clock=time.monotonic),
-            weight_server,
+            published=PublishedState(policy.model),
+            ranks=ranks,
+            commands=policy.commands,
+            store=PolicyStore(folder, incarnation=ranks.incarnation, clock=time.monotonic),
+            weight_server=weight_server,
             event_loop=asyncio.get_running_loop(),
         )
         _LOGGER.info("rank %d follows rank 0", environment.rank)

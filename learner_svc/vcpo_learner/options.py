@@ -8,7 +8,7 @@ from pathlib import Path
 from vcpo.service.lifecycle import split_address
 from vcpo.wire.access.roles import RoleKeys
 from vcpo_learner.weight_server.process import WeightServer
-from vcpo_learner.weights.version_folder import VersionFolder
+from vcpo_learner.weights.store import VersionFolder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

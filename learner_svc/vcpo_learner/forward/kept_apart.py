@@ -110,7 +110,6 @@ def _differ(short: Tensor, long: Tensor) -> bool:
 
 
 def _context_tokens(model: nn.Module) -> int:
-    """The tokens of a model's context, from which a stretched table is made; else a few."""
     known = _known(model)
     config = {} if known is None else known.config.get_text_config(decoder=True).to_dict()
     return min((config[key] for key in _CONTEXTS if config.get(key)), default=4)
@@ -134,7 +133,6 @@ def _known(model: nn.Module) -> PreTrainedModel | None:
 
 
 def _token_ids(number: int, length: int, first: int) -> list[int]:
-    """Four tokens from the first one on, each another one than that before it."""
     return [first + (number + at + at // 4) % 4 for at in range(length)]
 
 

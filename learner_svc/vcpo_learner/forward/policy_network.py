@@ -76,7 +76,6 @@ class PolicyNetwork(nn.Module):
 
     @property
     def is_tiled(self) -> bool:
-        """Whether tiles give the numbers of the model's own logits."""
         return self._head is not None
 
     def has_tiles(self, batch: TokenBatch) -> bool:

@@ -46,12 +46,10 @@ class ModelExport:
 
     @property
     def num_trained(self) -> int:
-        """Number of parameters that are trained."""
         return sum(each.numel() for each in self._model.parameters() if each.requires_grad)
 
     @property
     def has_adapters(self) -> bool:
-        """Whether the run trains LoRA adapters."""
         return self._settings.lora is not None
 
     def write_model(self, folder: Path, tensors: Path, *, step: int) -> None:

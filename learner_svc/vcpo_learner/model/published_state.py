@@ -17,8 +17,6 @@ format, and sends nothing to the host but what differs.
 
 from __future__ import annotations
 
-import json
-import struct
 from collections.abc import Mapping
 from itertools import accumulate
 from math import ceil
@@ -32,6 +30,7 @@ from transformers import PreTrainedModel
 
 from vcpo.api.workloads import Precision
 from vcpo.wire.deltas import ChangedElements
+from vcpo.wire.weights import file_header
 from vcpo_learner.policy_state import policy_state, trainable_parameters, trained_buffers
 from vcpo_learner.ranks.ranks import SHARD
 from vcpo_learner.ranks.sharding import is_sharded, local_part
@@ -73,6 +72,8 @@ class PublishedState:
         """The last whole file, whose memory the next one takes."""
         self._bits: dict[str, Tensor] = {}
         """Bits that were published last, flat, by tensor name, on the tensors' device."""
+        self.first_rows: dict[str, int] = {}
+        """Of the same tensors, the row of the whole tensor that is the rank's first."""
 
     def take(self, precision: Precision) -> bytearray | dict[str, ChangedElements]:
         """Return what changed since the last call, by tensor, or all as a safetensors file.
@@ -108,6 +109,8 @@ class PublishedState:
         dtypes = self._dtypes(rows, _DTYPES[precision])
         if self._file is None or self._dtype is not _DTYPES[precision]:
             self._file = _PayloadFile({name: (t.shape, dtypes[name]) for name, t in rows.items()})
+            state = policy_state(self._model)
+            self.first_rows = {name: _first_row(state[name]) for name in rows}
         file = self._file
         for name, now in rows.items():
             tensor = file.tensors[name]
@@ -144,12 +147,6 @@ def own_rows(model: PreTrainedModel) -> dict[str, Tensor]:
     rows = {name: each for name, each in rows.items() if name not in cut or each.numel()}
     is_first = all(_rank(parameters[name]) == 0 for name in cut)
     return rows | (trained_buffers(model) if is_first else {})
-
-
-def first_rows(model: PreTrainedModel) -> dict[str, int]:
-    """Return, for the same tensors, the row of the whole tensor that is the rank's first."""
-    state = policy_state(model)
-    return {name: _first_row(state[name]) for name in own_rows(model)}
 
 
 def _first_row(tensor: Tensor) -> int:
@@ -216,17 +213,12 @@ class _PayloadFile:
         ordered = sorted(tensors.items(), key=lambda each: -each[1][1].itemsize)
         ends = list(accumulate(shape.numel() * dtype.itemsize for _, (shape, dtype) in ordered))
         begins = [0, *ends]
-        described = {
-            name: {
-                "dtype": _SAFETENSORS_NAMES[dtype],
-                "shape": list(shape),
-                "data_offsets": [begin, end],
+        header = file_header(
+            {
+                name: (_SAFETENSORS_NAMES[dtype], shape, shape.numel() * dtype.itemsize)
+                for name, (shape, dtype) in ordered
             }
-            for (name, (shape, dtype)), begin, end in zip(ordered, begins, ends, strict=False)
-        }
-        text = json.dumps(described, separators=(",", ":")).encode()
-        text += b" " * (-len(text) % 8)  # tensors begin at a multiple of 8
-        header = struct.pack("<Q", len(text)) + text
+        )
         self.content = bytearray(len(header) + begins[-1])
         """The whole file."""
         self.content[: len(header)] = header

@@ -170,7 +170,6 @@ def fill_skeleton(
 
 
 def _saved_tensors(folder: Path) -> Mapping[str, object]:
-    """Return what a model's files hold, by name."""
     return HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
 
 

@@ -77,7 +77,6 @@ class Piece:
 
     @property
     def length(self) -> int:
-        """Number of tokens."""
         length: int = self.tokens.stop - self.tokens.start
         return length
 

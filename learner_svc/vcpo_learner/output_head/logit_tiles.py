@@ -103,17 +103,14 @@ class TiledLogits:
 
     @property
     def num_rows(self) -> int:
-        """Number of the head's rows that may be tokens: the first ones."""
         return len(self.weight) if self.rows is None else self.rows.count
 
     @property
     def num_tokens(self) -> int:
-        """Number of tokens."""
         return len(self.hidden)
 
     @property
     def dtype(self) -> torch.dtype:
-        """The number type of logits and of everything that is computed from them."""
         return torch.promote_types(self.input_dtype, torch.float32)
 
     def token_blocks(self) -> Iterator[slice]:

@@ -46,12 +46,10 @@ class RecordedHead:
 
     @property
     def anchor(self) -> Tensor:
-        """The recording's."""
         return self._recording.anchor
 
     @property
     def is_measuring(self) -> bool:
-        """Whether the backward pass at hand measures."""
         return self._recording.measuring is not None
 
     @torch.no_grad()

@@ -241,5 +241,4 @@ class TrajectoryGradients:
 
 
 def _within(tokens: slice, first: Piece, last: Piece) -> slice:
-    """Return the place of neighboring pieces among the tokens of a run."""
     return slice(first.tokens.start - tokens.start, last.tokens.stop - tokens.start)

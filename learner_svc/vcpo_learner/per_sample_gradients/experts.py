@@ -26,7 +26,6 @@ class ExpertGradients:
 
     @property
     def matrix(self) -> int | None:
-        """The expert."""
         return self.factors.matrix
 
     def gradients(self, samples: slice) -> Tensor:
@@ -53,12 +52,10 @@ class ExpertSite:
 
     @property
     def parameters(self) -> list[nn.Parameter]:
-        """The parameter, as it is now."""
         return [self.module.get_parameter(self.parameter_name)]
 
     @property
     def parameter_names(self) -> list[str]:
-        """Of the parameters in use, in their module."""
         return [self.parameter_name]
 
     def of(self, parameter_name: str) -> "ExpertSite":

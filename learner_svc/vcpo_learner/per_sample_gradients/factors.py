@@ -28,7 +28,6 @@ class Factors:
 
     @property
     def is_one_hot(self) -> bool:
-        """Whether the rows are tokens of a vocabulary."""
         return not self.rows.is_floating_point()
 
     def part(self, samples: slice) -> "Factors":
@@ -196,7 +195,6 @@ def _add_product(total: Tensor, first: Tensor, second: Tensor) -> None:
 
 
 def _scale(values: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return values times a factor, rounded to `dtype` in the same operation."""
     return torch.mul(values, factor, out=values.new_empty(values.shape, dtype=dtype))
 
 

@@ -54,16 +54,13 @@ class LayerGradients:
 
     @property
     def matrix(self) -> None:
-        """The parameter is one matrix, or none."""
         return None
 
     @property
     def _precise(self) -> torch.dtype:
-        """The type in which gradients are added up."""
         return torch.promote_types(self.parameter.dtype, torch.float32)
 
     def _adds_bias(self) -> bool:
-        """Whether the module adds its bias to each token."""
         return self.call.is_linear or is_plain(self.call.module, nn.LayerNorm)
 
 

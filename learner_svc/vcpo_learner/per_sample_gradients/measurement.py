@@ -101,7 +101,6 @@ class Measurement:
         """Gradients [batch, elements] of small parts that wait for others."""
 
     def _chunks(self, elements_each: int) -> Iterator[slice]:
-        """Yield all trajectories, in runs whose elements may be in memory at once."""
         size = max(1, self._most // elements_each)
         for start in range(0, self.num_trajectories, size):
             yield slice(start, min(start + size, self.num_trajectories))
@@ -359,7 +358,6 @@ def _is_small(slot: Slot) -> bool:
 
 
 def _stacks(tensors: Sequence[Tensor]) -> Iterator[Tensor]:
-    """Yield the tensors of each number type as one."""
     for dtype in dict.fromkeys(each.dtype for each in tensors):
         yield torch.cat([each for each in tensors if each.dtype is dtype])
 

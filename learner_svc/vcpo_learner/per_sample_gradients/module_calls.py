@@ -24,7 +24,6 @@ class ModuleCall:
 
     @property
     def place(self) -> str:
-        """The module's name and type, for error messages."""
         return f"module {self.name!r} ({type(self.module).__name__})"
 
     def in_rows(self, shape: tuple[int, int]) -> "ModuleCall":
@@ -72,17 +71,14 @@ class CallSite:
 
     @property
     def place(self) -> str:
-        """The module's name and type, for error messages."""
         return f"module {self.name!r} ({type(self.module).__name__})"
 
     @property
     def parameters(self) -> list[nn.Parameter]:
-        """The parameters in use, as they are now."""
         return [getattr(self.module, name) for name in self.parameter_names]
 
     @property
     def argument_shapes(self) -> dict[int | str, "torch.Size"]:
-        """Shapes of the tensor arguments."""
         return {key: each for key, each in self.arguments.items() if isinstance(each, torch.Size)}
 
     def is_alike(self, inputs: Tensor, output: Any) -> bool:

@@ -68,12 +68,10 @@ class ParameterSums:
 
     @property
     def num_groups(self) -> int:
-        """Groups whose slopes complete the sums."""
         return self._num_groups
 
     @property
     def keeps_factors(self) -> bool:
-        """Whether a slot's sum may wait for the slopes."""
         return self._keeps_factors
 
     def weighted_sums(self, slots: Sequence[Slot]) -> list[Tensor]:

@@ -109,7 +109,6 @@ class Recording:
 
     @property
     def parameters(self) -> set[int]:
-        """Identities of the parameters in recorded calls and uses, as these used them."""
         return {id(each) for each in self._used}
 
     def backward(self, objective: Tensor, measuring: Measuring, *, retain_graph: bool) -> None:

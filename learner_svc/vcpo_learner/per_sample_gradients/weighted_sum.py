@@ -21,7 +21,6 @@ class Part(NamedTuple):
 
     @property
     def shape(self) -> torch.Size:
-        """Shape of the slot or of the matrix."""
         return self.slot.shape if self.matrix is None else self.slot.shape[1:]
 
 

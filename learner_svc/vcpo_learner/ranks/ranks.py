@@ -87,22 +87,18 @@ class Ranks:
 
     @property
     def num_replicas(self) -> int:
-        """Copies of the parameters among all ranks."""
         return self.size // self.num_shards
 
     @property
     def replica(self) -> int:
-        """Number of the rank's replica."""
         return self.rank // self.num_shards
 
     @property
     def shard(self) -> int:
-        """Number of the rank within its replica."""
         return self.rank % self.num_shards
 
     @property
     def is_leader(self) -> bool:
-        """Whether the rank leads the others: it has the ledger and the services."""
         return self.rank == 0
 
     def share(self, values: Tensor) -> Tensor:

@@ -116,7 +116,7 @@ class TrainingAssembly:
 
     def _publication(self, thread: TensorThread) -> Publication:
         return Publication(
-            self.run.spec.published_precision,
+            precision=self.run.spec.published_precision,
             commands=self.commands,
             published=self.published,
             tensor_thread=thread,
@@ -125,7 +125,6 @@ class TrainingAssembly:
             policies=self.policies,
             weight_server=self.weight_server,
             gauges=self.gauges,
-            clock=self.clock,
         )
 
     def _recovery(self, saver: RunSaver, step_log: StepLog) -> Recovery:

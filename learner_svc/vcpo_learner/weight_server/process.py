@@ -88,17 +88,14 @@ class WeightServer:
 
     @property
     def is_serving(self) -> bool:
-        """Whether a process serves now, as far as is known."""
         return self._is_serving
 
     @property
     def sent_bytes(self) -> Counter[WeightForm]:
-        """Bytes sent by all processes so far, by form."""
         return self._ended[0] + self._current[0]
 
     @property
     def refusals(self) -> Counter[CallRefusal]:
-        """Requests that all processes have refused so far, by reason."""
         return self._ended[1] + self._current[1]
 
     async def address(self) -> str:

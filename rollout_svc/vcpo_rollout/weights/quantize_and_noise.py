@@ -98,7 +98,6 @@ def round_to_int8(matrix: Tensor) -> Tensor:
 
 
 def _scale(largest: Tensor, limit: float) -> Tensor:
-    """Return largest / limit, and 1 for blocks of zeros."""
     return torch.where(largest > 0.0, largest / limit, torch.ones_like(largest))
 
 

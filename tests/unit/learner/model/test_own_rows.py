@@ -9,7 +9,7 @@ from tests.fixtures.weight_changes import store_in_process
 from vcpo.api.workloads import Lora, Precision
 from vcpo.wire.weights import tensor_sections, verify
 from vcpo_learner.model.lora import add_adapters
-from vcpo_learner.model.published_state import PublishedState, first_rows, own_rows
+from vcpo_learner.model.published_state import PublishedState, own_rows
 from vcpo_learner.policy_state import persistent_buffers
 from vcpo_learner.ranks.sharding import local_part, place_model
 
@@ -71,7 +71,9 @@ def publish(model, ranks, precision, starts):
 def on_rank(ranks, make, precision):
     model = make()
     place_model(model, ranks, Precision.FLOAT32)
-    starts = first_rows(model)
+    state = PublishedState(model)
+    state.take(precision)
+    starts = state.first_rows
     assert starts.keys() == own_rows(model).keys()
     rows = {name: each.shape for name, each in own_rows(model).items()}
     return starts, rows, publish(model, ranks, precision, starts)

@@ -289,7 +289,7 @@ PARENT = textwrap.dedent("""
     from pathlib import Path
     from vcpo.api.workloads import Weights
     from vcpo_learner.weight_server.process import WeightServer
-    from vcpo_learner.weights.version_folder import VersionFolder
+    from vcpo_learner.weights.store import VersionFolder
 
     async def main():
         folder = VersionFolder.open(

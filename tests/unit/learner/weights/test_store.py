@@ -13,8 +13,7 @@ from vcpo.api.workloads import Weights
 from vcpo.wire.deltas import apply_deltas, chain_to, elements_of
 from vcpo.wire.errors import NotFoundError
 from vcpo.wire.weights import delta_name, full_set_name, verify
-from vcpo_learner.weights.store import PolicyStore
-from vcpo_learner.weights.version_folder import VersionFolder
+from vcpo_learner.weights.store import PolicyStore, VersionFolder
 
 
 @pytest.fixture
