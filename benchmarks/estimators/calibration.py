@@ -92,7 +92,7 @@ def run(
         responses = [response(num_tokens, worker) for worker in islice(turns, len(fresh))]
         ratios = torch.cat(list(fresh))
         blocks = fresh_blocks(responses, ratios, 0, -torch.ones_like(ratios))
-        calibration = calibration.observe(blocks.log_weights, blocks.num_tokens, blocks.workers)
+        calibration = calibration.observe(blocks)
         stale = mismatch + drift / num_tokens
         ratios = draw(num_trajectories, num_tokens, stale, generator)
         log_ratios = torch.cat(list(ratios))
@@ -114,7 +114,7 @@ def run(
                 scale=decision.verdict.scale,
                 true_scale=scale_of(under(unit, mismatch), moments),
                 true_scale_reblocked=scale_of(own_unit, own_moments),
-                fresh_tokens=sum(blocks.num_tokens),
+                fresh_tokens=sum(each.num_tokens for each in blocks),
             )
         )
     return found

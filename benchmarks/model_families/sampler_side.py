@@ -18,7 +18,7 @@ from benchmarks.model_families.learner_side import (
     mean_difference,
 )
 from benchmarks.model_families.tiny_model import FIRST_TOKEN_ID, change_state
-from vcpo.algo.health.mismatch_limits import MISMATCH_LIMITS_NATS, MismatchClass
+from vcpo.algo.health.mismatch_review import MISMATCH_LIMITS_NATS, MismatchClass
 from vcpo.api import VCPORunSpec
 from vcpo.api.workloads import EngineName
 from vcpo.wire.trajectory import Trajectory

@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerBase
 from research.cells.conversations import LockstepEngine, Opening, hold_conversations
 from research.cells.versions import Version
 from research.study import Ages
-from vcpo.algo.health.mismatch_limits import MismatchClass
+from vcpo.algo.health.mismatch_review import MismatchClass
 from vcpo.api import VCPORunSpec
 from vcpo.wire.trajectory import Trajectory
 from vcpo_rollout.engines.adapters import AdapterUse

@@ -28,8 +28,7 @@ Arguments may be Python numbers, numpy arrays or torch tensors, of any dtype and
 | `health.diagnostics`     | What does a batch look like?                                      |
 | `health.lag_breakdown`   | At which lags does a batch lose its ESS?                          |
 | `health.fresh_tokens`    | How far are worker and learner apart at the same version?         |
-| `health.mismatch_limits` | How much of that does rounding explain?                           |
-| `health.mismatch_review` | Do workers and learner compute the same policy, and if not, why?  |
+| `health.mismatch_review` | Do workers and learner compute the same policy?                   |
 | `health.early_warning`   | How is the run doing?                                             |
 | `health.rate_backoff`    | At which share of its learning rate does a critical run go on?    |
 | `health.guards`          | What does a run do by itself about its warning or its collapse?   |

@@ -82,8 +82,9 @@ class Learner(Section):
     last checkpoint."""
     max_mismatch_nats: Annotated[float, Field(gt=0.0, le=100.0)] | None = None
     """Largest mean difference of rollout and learner log-probabilities at lag 0, in nats per token.
-    A larger one is reported (event `EnginesDisagree`), and at twice this value the run fails. If
-    unset, twice what rounding explains, as the learner measures it on the run's own tokens."""
+    A larger one at the first comparison ends the run; later it is reported (event
+    `EnginesDisagree`). If unset, 0.002 where all compute in float32, 0.075 with bfloat16, and 0.3
+    with `quantization` or `noise`."""
     threads: Threads | None = None
     """CPU threads of the tensor library. If unset, the library chooses."""
     checkpoint_storage_gibibytes: Annotated[int, Field(ge=1, le=65_536)] | None = None

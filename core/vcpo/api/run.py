@@ -12,7 +12,7 @@ from pydantic_core import InitErrorDetails
 
 from vcpo.algo.baseline import Baseline
 from vcpo.algo.health.collapse import REWARD_WINDOW_STEPS
-from vcpo.algo.health.mismatch_limits import MismatchClass
+from vcpo.algo.health.mismatch_review import MISMATCH_LIMITS_NATS, MismatchClass
 from vcpo.api.algorithm import Algorithm, Batch, Evaluation, Sampling
 from vcpo.api.cluster import Pods, UpgradePolicy
 from vcpo.api.fields import DnsLabel, DnsSubdomain, Seconds, Section, Steps, conflict, refuse
@@ -154,6 +154,11 @@ class VCPORunSpec(Section):
         }:
             return MismatchClass.ROUNDED
         return MismatchClass.EXACT
+
+    @property
+    def mismatch_limit_nats(self) -> float:
+        """Largest mean gap of workers and learner, nats per token."""
+        return self.learner.max_mismatch_nats or MISMATCH_LIMITS_NATS[self.mismatch_class]
 
     @property
     def rollback_age_steps(self) -> int:

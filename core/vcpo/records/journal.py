@@ -39,7 +39,7 @@ _WARNINGS: Final = frozenset(
         " DrainFailed DrainTimedOut EnginesDisagree EvaluationWithoutResult"
         " GenerationFailed GroupsDropped LearnerRestarted LogDamaged"
         " NoUpdate NotRolledBack RewardsFar RolledBack"
-        " SelfCheckWaits SignalsStale Throttled Warning WorkerLost WorkerSetAside"
+        " SignalsStale Throttled Warning WorkerLost WorkerSetAside"
     ).split()
 )
 """Kinds of events that a person should read; none ends the run before its last step."""

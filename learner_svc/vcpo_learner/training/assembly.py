@@ -74,11 +74,10 @@ class TrainingAssembly:
             publication=self._publication(thread),
             recovery=self._recovery(saver, step_log),
             mismatch=MismatchWatch(
-                spec,
+                spec=spec,
                 dispatcher=self.dispatcher,
                 signals=self.signals,
                 records=self.records,
-                clock=self.clock,
             ),
             signals=self.signals,
             gauges=self.gauges,

@@ -11,14 +11,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, chain
+from itertools import accumulate
 
 import torch
 from torch import Tensor
 
-from vcpo.algo.ess.calibration import FRESH_BLOCK_TOKENS
 from vcpo.algo.ess.unit import near_equal_blocks
-from vcpo.algo.health.fresh_tokens import FreshTokens
+from vcpo.algo.health.fresh_tokens import FRESH_BLOCK_TOKENS, FreshBlock
 from vcpo.wire.trajectory import Trajectory
 from vcpo_learner.device import to_device
 from vcpo_learner.estimator.record import segment_sums
@@ -26,43 +25,6 @@ from vcpo_learner.estimator.record import segment_sums
 LARGEST_FRESH_SHARE = 0.25
 """Part of a batch's tokens that may be scored beside it for calibration: without a backward pass,
 they cost about a tenth of the step."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FreshBlocks:
-    """Blocks of fresh tokens, as `MismatchCalibration.observe` takes them."""
-
-    blocks: tuple[FreshTokens, ...] = ()
-    """Each block's sums; that of its log ratios is below +inf and not NaN."""
-    workers: tuple[str, ...] = ()
-    """The worker that sampled each block."""
-
-    @property
-    def log_weights(self) -> tuple[float, ...]:
-        """Sum of each block's log ratios, nats."""
-        return tuple(block.log_ratio for block in self.blocks)
-
-    @property
-    def num_tokens(self) -> tuple[int, ...]:
-        """Tokens of each block, at least 1."""
-        return tuple(block.num_tokens for block in self.blocks)
-
-    @property
-    def by_worker(self) -> dict[str, list[FreshTokens]]:
-        """The blocks of each worker, in this order."""
-        found: dict[str, list[FreshTokens]] = {}
-        for worker, block in zip(self.workers, self.blocks, strict=True):
-            found.setdefault(worker, []).append(block)
-        return found
-
-    @property
-    def tokens(self) -> dict[str, FreshTokens]:
-        """The sums over all blocks of each worker."""
-        return {name: sum(each, FreshTokens()) for name, each in self.by_worker.items()}
-
-    def join(self, other: FreshBlocks) -> FreshBlocks:
-        """Return the blocks of both."""
-        return FreshBlocks(blocks=self.blocks + other.blocks, workers=self.workers + other.workers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +45,7 @@ def fresh_blocks(
     log_ratios: Tensor,
     policy_version: int,
     logprobs: Tensor,
-) -> FreshBlocks:
+) -> tuple[FreshBlock, ...]:
     """Return the tokens that a version sampled, cut into blocks.
 
     log_ratios: [N] float64 log pi - log mu of the trained tokens, nats, one trajectory after
@@ -93,49 +55,33 @@ def fresh_blocks(
     """
     stretches = list(_stretches(trajectories, policy_version))
     if not stretches:
-        return FreshBlocks()
-    totals: list[float] = _sums(
-        torch.cat([log_ratios[each.start : each.end] for each in stretches]),
-        [each.end - each.start for each in stretches],
-    ).tolist()
+        return ()
+    sizes = [each.end - each.start for each in stretches]
+    own = torch.cat([log_ratios[each.start : each.end] for each in stretches])
+    totals: list[float] = _sums(own, sizes).tolist()
     kept = [each for each, total in zip(stretches, totals, strict=True) if total < math.inf]
     if not kept:
-        return FreshBlocks()
-    sizes = [near_equal_blocks(each.end - each.start, FRESH_BLOCK_TOKENS) for each in kept]
-    return FreshBlocks(
-        blocks=tuple(
-            token_blocks(
-                torch.cat([log_ratios[each.start : each.end] for each in kept]),
-                torch.cat([logprobs[each.start : each.end] for each in kept]),
-                list(chain.from_iterable(sizes)),
-                [
-                    each.position + offset
-                    for each, lengths in zip(kept, sizes, strict=True)
-                    for offset in accumulate(lengths[:-1], initial=0)
-                ],
-            )
-        ),
-        workers=tuple(
-            each.worker for each, lengths in zip(kept, sizes, strict=True) for _ in lengths
-        ),
-    )
+        return ()
+    cuts = [near_equal_blocks(each.end - each.start, FRESH_BLOCK_TOKENS) for each in kept]
+    blocks = [
+        (each.worker, each.position + offset, size)
+        for each, lengths in zip(kept, cuts, strict=True)
+        for offset, size in zip(accumulate(lengths[:-1], initial=0), lengths, strict=True)
+    ]
+    ratios = torch.cat([log_ratios[each.start : each.end] for each in kept]).double()
+    sampled = torch.cat([logprobs[each.start : each.end] for each in kept]).double()
+    return tuple(_cut(ratios, sampled, blocks))
 
 
-def token_blocks(
-    log_ratios: Tensor, logprobs: Tensor, sizes: Sequence[int], positions: Sequence[int]
-) -> Iterator[FreshTokens]:
-    """Yield the sums of consecutive blocks of tokens.
-
-    log_ratios, logprobs: [N] nats; sizes, positions: tokens of each block, and the number of its
-    first token in the answer.
-    """
-    ratios, logprobs = log_ratios.double(), logprobs.double()
+def _cut(
+    ratios: Tensor, logprobs: Tensor, blocks: Sequence[tuple[str, int, int]]
+) -> Iterator[FreshBlock]:
+    """Yield the sums of consecutive blocks; blocks: worker, first position and size of each."""
     gaps = ratios.abs()
     columns = torch.stack(
         [
-            gaps,
             ratios,
-            ratios.square(),
+            gaps,
             torch.expm1(ratios) - ratios,
             logprobs,
             logprobs.square(),
@@ -143,22 +89,21 @@ def token_blocks(
         ],
         dim=1,
     )
-    lengths = to_device(torch.tensor(sizes), ratios.device)
-    largest: list[float] = torch.segment_reduce(gaps, "max", lengths=lengths, unsafe=True).tolist()
-    rows: list[list[float]] = segment_sums(columns, lengths).tolist()
-    for size, position, row, most in zip(sizes, positions, rows, largest, strict=True):
-        yield FreshTokens(
-            num_blocks=1,
+    sizes = to_device(torch.tensor([size for *_, size in blocks]), ratios.device)
+    largest: list[float] = torch.segment_reduce(gaps, "max", lengths=sizes, unsafe=True).tolist()
+    rows: list[list[float]] = segment_sums(columns, sizes).tolist()
+    for (worker, position, size), row, most in zip(blocks, rows, largest, strict=True):
+        yield FreshBlock(
+            worker=worker,
             num_tokens=size,
             position=position,
-            absolute_log_ratio=row[0],
-            log_ratio=row[1],
-            square=row[2],
-            divergence=row[3],
+            log_ratio=row[0],
+            absolute_log_ratio=row[1],
+            divergence=row[2],
             largest=most,
-            logprob=row[4],
-            logprob_square=row[5],
-            logprob_log_ratio=row[6],
+            logprob=row[3],
+            logprob_square=row[4],
+            logprob_log_ratio=row[5],
         )
 
 

@@ -31,6 +31,7 @@ import torch
 from torch import Tensor, nn
 
 from vcpo.algo.advantage import BaselineScope
+from vcpo.algo.health.fresh_tokens import FreshBlock
 from vcpo.algo.methods import Clipping
 from vcpo.api import VCPORunSpec
 from vcpo.api.algorithm import NORM_BASELINES
@@ -62,7 +63,7 @@ from vcpo_learner.update.batch_decision import (
     split_groups,
 )
 from vcpo_learner.update.batch_statistics import token_sums
-from vcpo_learner.update.fresh_tokens import FreshBlocks, fresh_blocks
+from vcpo_learner.update.fresh_tokens import fresh_blocks
 from vcpo_learner.update.micro_batches import (
     GroupMicroStep,
     MicroBatchRunner,
@@ -237,10 +238,12 @@ class GradientAccumulation:
         release(self._runner.network)
         return record
 
-    def score_fresh(self, trajectories: Sequence[Trajectory], policy_version: int) -> FreshBlocks:
+    def score_fresh(
+        self, trajectories: Sequence[Trajectory], policy_version: int
+    ) -> tuple[FreshBlock, ...]:
         """Score trajectories beside the batch, and return their fresh tokens."""
         if not trajectories:
-            return FreshBlocks()
+            return ()
         record = self.score_only(trajectories, policy_version)
         return _fresh(trajectories, record, policy_version)
 
@@ -414,6 +417,6 @@ class GradientAccumulation:
 
 def _fresh(
     trajectories: Sequence[Trajectory], record: BatchRecord, policy_version: int
-) -> FreshBlocks:
+) -> tuple[FreshBlock, ...]:
     logprobs = record.rollout_logprobs
     return fresh_blocks(trajectories, record.log_ratios, policy_version, logprobs)

@@ -105,14 +105,9 @@ class MicroBatchRunner:
             counts_padding=not self.packs,
         )
         # A sharded model gathers its parameters in the number type of the run.
-        self.is_sharded = is_sharded(parameter)
-        """Whether ranks hold a part of each parameter, also while some are gathered."""
         is_half = spec.learner.number_format is Precision.BFLOAT16
-        self._use_bfloat16 = is_half and not self.is_sharded
-        self.is_short = parameter.dtype.itemsize == 2
-        """Whether parameters that are not trained have 16 bits: without autocast too, the model
-        rounds as an engine does."""
-        self._is_half = self.is_short or (is_half and self.is_sharded)
+        self._use_bfloat16 = is_half and not is_sharded(parameter)
+        self._is_half = parameter.dtype.itemsize == 2 or (is_half and is_sharded(parameter))
         for context, in_half in self.check_contexts():
             with context:
                 self.network.compare_head()

@@ -36,6 +36,7 @@ from torch import nn
 from vcpo.algo.ess.importance_weights import NonFiniteWeightError
 from vcpo.algo.ess.unit import EssReading
 from vcpo.algo.ess.verdict import RefusalReason, StepVerdict
+from vcpo.algo.health.fresh_tokens import FreshBlock
 from vcpo.algo.health.rate_backoff import RateBackoff
 from vcpo.api import VCPORunSpec
 from vcpo.api.algorithm import NORM_BASELINES
@@ -78,9 +79,8 @@ from vcpo_learner.update.batch_statistics import (
     rewards_of,
     tokens_by_lag,
 )
-from vcpo_learner.update.fresh_tokens import FreshBlocks
 from vcpo_learner.update.gradient import GradientAccumulation
-from vcpo_learner.update.mismatch_judge import MismatchJudge
+from vcpo_learner.update.mismatch import Mismatch
 from vcpo_learner.update.replay import replay_buffer
 from vcpo_learner.update.result import BatchGradient, PendingStep, UpdateResult, UpdateTimes
 from vcpo_learner.update.run_health import RunHealth
@@ -141,7 +141,7 @@ class PolicyUpdate:
         self._optimizer = PolicyOptimizer(self._model, spec.optimizer)
         group = None if ranks is None else ranks.checkpoint_group
         self._files = TensorFiles(self._model, self._optimizer, group)
-        self._mismatch = MismatchJudge(spec)
+        self._mismatch = Mismatch(spec)
         self.health = RunHealth(spec)
         """Early warning after the steps so far."""
         self._replay = replay_buffer(spec)
@@ -203,7 +203,7 @@ class PolicyUpdate:
         finally:
             release(self._network)
         trajectories = tuple(chain.from_iterable(groups))
-        num_blocks = len(batch.fresh.num_tokens) if isinstance(batch, BatchGradient) else 0
+        num_blocks = len(batch.fresh) if isinstance(batch, BatchGradient) else 0
         num_tokens = sum(trajectory.num_sampled_tokens for trajectory in trajectories)
         self._pending = PendingStep(
             trajectories=trajectories,
@@ -236,11 +236,11 @@ class PolicyUpdate:
             attention_calls=take_calls(),
         )
 
-    def _conclude(self, pending: PendingStep, fresh: FreshBlocks) -> UpdateResult:
+    def _conclude(self, pending: PendingStep, fresh: tuple[FreshBlock, ...]) -> UpdateResult:
         """Decide the step and take or skip it; fresh: of responses beside the batch."""
         batch = pending.batch
         if isinstance(batch, BatchGradient):
-            fresh = batch.fresh.join(fresh)
+            fresh = batch.fresh + fresh
         review = self._mismatch.observe(fresh)
         if isinstance(batch, NonFiniteWeightError):
             result = self._refuse(pending.trajectories, batch)
@@ -249,7 +249,7 @@ class PolicyUpdate:
                 result = self._take_or_skip(pending, batch, self._decide(batch))
             except NonFiniteWeightError as error:
                 result = self._refuse(pending.trajectories, error)
-        return replace(result, fresh=fresh.tokens, mismatch=review)
+        return replace(result, fresh=fresh, mismatch=review)
 
     def _recover(self) -> None:
         """Make the model usable after an error in a pass, or the update is not whole any more."""
@@ -311,7 +311,6 @@ class PolicyUpdate:
     def _accumulate(self, groups: Groups, policy_version: int, times: UpdateTimes) -> BatchGradient:
         """Compute the gradient of a batch, and the numbers that the decision needs."""
         started_s = self._clock()
-        self._mismatch.measure_rounding(self._gradient.runner, groups)
         lengths = [each.num_sampled_tokens for each in chain.from_iterable(groups)]
         expected_weight = on_policy_weight(lengths, self._algorithm, self._mismatch.calibration)
         return self._gradient.compute(groups, policy_version, expected_weight, times, started_s)

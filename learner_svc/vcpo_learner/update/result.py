@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vcpo.algo.ess.importance_weights import NonFiniteWeightError
 from vcpo.algo.health.diagnostics import TokenSums
-from vcpo.algo.health.fresh_tokens import FreshTokens
+from vcpo.algo.health.fresh_tokens import FreshBlock
 from vcpo.algo.health.mismatch_review import MismatchReview
 from vcpo.metrics.label_values import MemoryState
 from vcpo.records.step_record import UpdateRecord
@@ -17,7 +17,6 @@ from vcpo.wire.trajectory import Trajectory
 from vcpo_learner.estimator.record import BatchRecord
 from vcpo_learner.forward.token_batch import BatchTokens, TokenBatch
 from vcpo_learner.update.batch_decision import BatchSummary
-from vcpo_learner.update.fresh_tokens import FreshBlocks
 
 
 @dataclass(slots=True, kw_only=True)
@@ -56,9 +55,8 @@ class UpdateResult(UpdateRecord):
     log_weights: tuple[float, ...] = ()
     """Log importance weights, nats, untruncated, the groups one after another; -inf is a weight of
     0. Empty when one has no value."""
-    fresh: Mapping[str, FreshTokens] = field(default_factory=dict)
-    """Tokens that were scored with the version that sampled them, by worker; those beside the batch
-    too."""
+    fresh: tuple[FreshBlock, ...] = ()
+    """Tokens that were scored with the version that sampled them; those beside the batch too."""
     mismatch: MismatchReview = field(default_factory=MismatchReview)
     """Review of the workers by these fresh tokens."""
     reward_limits: tuple[float, float] | None = None
@@ -82,7 +80,7 @@ class BatchGradient:
     """[B], the groups one after another."""
     masked_share: float
     """Share of tokens whose clip factor is 0, in [0, 1]."""
-    fresh: FreshBlocks
+    fresh: tuple[FreshBlock, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

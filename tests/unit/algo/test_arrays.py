@@ -12,7 +12,7 @@ import torch
 
 from vcpo.algo.advantage import BaselineScope, advantages, batch_advantages
 from vcpo.algo.baseline import Baseline, mean_baseline, optimal_baseline
-from vcpo.algo.ess.calibration import MismatchCalibration
+from vcpo.algo.ess.calibration import MismatchCalibration, MismatchEstimate
 from vcpo.algo.ess.finite_batch import finite_batch_law
 from vcpo.algo.ess.importance_weights import (
     NonFiniteWeightError,
@@ -67,11 +67,9 @@ OF_VECTORS: dict[str, Callable[[Callable[[Any], Any]], Any]] = {
     "log_importance_weight": lambda hold: log_importance_weight(hold(REWARDS), hold(NORMS)),
     "log_sum_exp": lambda hold: log_sum_exp(hold(LOG_WEIGHTS)),
     "mean_baseline": lambda hold: mean_baseline(hold(REWARDS)),
-    "MismatchCalibration": lambda hold: (
-        MismatchCalibration()
-        .observe(hold(LOG_WEIGHTS), hold(LENGTHS))
-        .on_policy_ess_ratio(hold(LENGTHS))
-    ),
+    "MismatchCalibration": lambda hold: MismatchCalibration(
+        estimate=MismatchEstimate(variance_per_token=1e-3, count=16)
+    ).on_policy_ess_ratio(hold(LENGTHS)),
     "optimal_baseline": lambda hold: optimal_baseline(hold(REWARDS), hold(NORMS)),
     "block_log_weights": lambda hold: block_log_weights(hold(LOG_WEIGHTS), hold([3, 1])),
     "vtrace": lambda hold: vtrace(hold(LOG_WEIGHTS), hold(REWARDS), hold(NORMS)),

@@ -6,74 +6,44 @@ variance s2 per token, and E[w] = 1 because w is a ratio of probabilities,
 
     log w | L ~ N(-s2 L / 2, s2 L),    L = number of trained tokens.
 
-Prediction. The moments of this log-normal law are E[w] = 1 and E[w^2 | L] = exp(s2 L). For a batch
-of lengths L_1..L_B,
+Prediction. E[w^2 | L] = exp(s2 L), so a batch of lengths L_1..L_B has rho_on = B / sum_i exp(s2
+L_i), at least 1/B: with s2 = 6.5e-4, typical of bf16, 0.68 at 600 tokens and 0.006 at 8,000.
 
-    rho_on = E[w]^2 / E[w^2] = 1 / mean_i exp(s2 L_i) = B / sum_i exp(s2 L_i),
+Observation. Fresh blocks (`fresh_tokens`) stand for whole trajectories: given its prefix, the ratio
+of a token has mean 1. Ratios minus 1 are martingale differences, so variances add up over tokens.
 
-the harmonic mean of the ratios exp(-s2 L_i) of the single lengths, and at least 1/B. With
-s2 = 6.5e-4, typical of bf16, it is 0.68 at 600 tokens and 0.006 at 8,000. `finite_batch` says what
-a batch of B trajectories shows of this ratio.
+Estimate of one worker. For x_i = log w_i the likelihood of s2 has its maximum at
 
-Observation. A block is a run of `FRESH_BLOCK_TOKENS` tokens that one policy version sampled. It is
-fresh while the learner still has that version. Blocks may stand for whole trajectories, for this
-reason: given its prefix, the ratio of a token has mean 1 under the behavior policy, whatever the
-two policies are. Ratios minus 1 are therefore martingale differences. To first order log w is their
-sum, the terms are uncorrelated, and the variance adds up over tokens. Longer blocks would be fewer.
-Single tokens are far from normal, because most of them agree to many digits and a few do not.
+    s2 = 2 (sqrt(1 + A Q) - 1) / A,    A = mean L_i,  Q = mean x_i^2 / L_i,
 
-Estimation. For fresh blocks x_i = log w_i the log likelihood of s2,
+with a relative standard error of sqrt(2 / n) at most. Each x_i is first clipped to 3 deviations of
+its own law, whose scale is winsorized: outliers of a sixteenth of the blocks do not move it. The
+newest 64, 256, .. blocks count, as far as their intervals intersect: the mismatch may change.
 
-    sum_i [ -log(s2 L_i) / 2 - (x_i + s2 L_i / 2)^2 / (2 s2 L_i) ],
+Estimate of the run. What counts as normal is taken out of the brake, so a noisy worker must not
+decide it. The lower quartile of the workers, each with the weight of its blocks, is that of an
+honest one while a quarter of the fresh tokens is. All blocks of the workers that agree with it,
+within 2 errors of their own, are pooled: many workers of few blocks each are as good as one of all.
+A quartile of honest workers alone is low by chance, and low is the side that brakes.
 
-has one maximum, where (A / 4) s2^2 + s2 - Q = 0 with A = mean L_i and Q = mean x_i^2 / L_i:
+A worker that is gone has no more say than the tokens that it left in the window, whatever it and
+those before it were called: newer tokens push them out. A worker with fewer than
+`MIN_FRESH_BLOCKS` has no estimate, and its blocks count as without mismatch.
 
-    s2 = 2 (sqrt(1 + A Q) - 1) / A,    with a relative standard error of sqrt(2 / n) at most.
-
-Outliers. A portion is a worker's blocks of one step, or of several until it has 16. Before the
-estimate, every x_i is clipped to 3 standard deviations of its own law. The scale of that law comes
-from the blocks of the portion, with the largest sixteenth of x_i^2 / L_i replaced by the next lower
-value (winsorized). Outliers up to that share do not move the scale. A median would ignore a
-mismatch that only a minority of the blocks shows. Clipping 0.27 % of a normal law changes s2 by
-less than 1 %. Weights are never exponentiated. Three sums are kept per portion.
-
-Workers. A worker with a fault of its own (temperature, number format, masked logits) must not
-decide what counts as normal, because what counts as normal is taken out of the brake. So every
-worker has an estimate, and that of the run is their lower median: up to a half of the workers,
-whatever they send, cannot raise it above the largest estimate of another. A worker that has shown
-fewer than 16 blocks counts as one without mismatch. If the median falls on such a worker, the
-estimate of before stays; without one the ratio is 1. The lower median of N workers with n blocks
-each is as certain as a mean of n (1 + 2 (m - 1) / pi) blocks, m = N or N - 1, the odd one. A single
-worker has no other to be compared with. For it, and for all, s2 is at most `ceiling`.
-
-Memory. A constant mismatch needs a long memory, a changing one a short memory. The newest 1, 2, 4,
-6, 10, .. portions of every worker are pooled, and the workers' median is taken over the pools of
-each reach. The estimate is that of the longest reach whose interval s2 (1 +- sqrt(2 / n))
-intersects the intervals of all shorter ones (intersection of confidence intervals). Without fresh
-blocks the estimate stays and its error grows: its variance doubles every 32 steps, up to a relative
-error of 1. A worker that shows none in 128 steps in which others do is forgotten.
-
-Limit. For s2 L above about 2, whole trajectories have a ratio near the floor 1/B on policy, too. A
-step must then lose far more than the mismatch costs before the rule of `learning_rate` reacts.
-Blocks are more sensitive there (see `unit`).
-
-Sources: VCPO, arXiv 2602.17616, Eq. 5 (rho_on as a given constant). Goldenshluger and Nemirovski,
-"On spatially adaptive estimation of nonparametric regression" (1997), for the choice of the pool.
-The length law, its estimate and its prediction are this project's. The release has one constant per
-script (1.0 or 0.55).
+Sources: VCPO, arXiv 2602.17616, Eq. 5 (rho_on as a given constant); Goldenshluger and Nemirovski,
+"On spatially adaptive estimation of nonparametric regression" (1997), for how far back to look. The
+rest is this project's. The release has one constant per script (1.0 or 0.55).
 """
 
 import math
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Final, Self
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, chain
+from typing import Final, Self
 
-from vcpo.algo.arrays import Vector, counts, vector
-from vcpo.algo.ess.importance_weights import log_sum_exp, require_log_weights
-from vcpo.algo.ess.worker_blocks import Block, FreshSums, WorkerBlocks
-
-FRESH_BLOCK_TOKENS: Final = 32
-"""Tokens of a fresh block: enough for a sum to be nearly normal, few enough for many blocks."""
+from vcpo.algo.arrays import Vector, counts
+from vcpo.algo.ess.importance_weights import log_sum_exp
+from vcpo.algo.health.fresh_tokens import MIN_FRESH_BLOCKS, FreshBlock, by_worker
 
 MISMATCH_CEILING: Final = 1e-2
 """Largest s2 that counts as mismatch, nats^2 per token; more is a fault of the engines.
@@ -81,20 +51,31 @@ MISMATCH_CEILING: Final = 1e-2
 bfloat16 has 6.5e-4 to 2e-3, fp8 1.7e-3, noise of 0.01 on normalization weights 9e-4, and a mixture
 of experts without router replay about twice a dense model. A temperature of 0.7 for 1 has 3e-2."""
 
+WINDOW_BLOCKS: Final = 4096
+"""Newest blocks that are kept of all workers together, or 32 for each worker if that is more."""
+
+_BLOCKS_PER_WORKER: Final = 32
+
 PRECISE_COUNT: Final = 2048
 """Number of blocks that is enough: it gives a standard error of 3 %."""
 
 _UPKEEP_COUNT: Final = 128
-"""Blocks per step that keep a precise estimate current: a change of a third shows in 3 steps."""
+"""Blocks per step that keep a precise estimate current."""
 
-_CONFIDENCE: Final = 1.0
+_FIRST_REACH: Final = 64
+"""Newest blocks of a worker that count in any case."""
+
+_CLIP: Final = 3.0
+"""Standard deviations to which a log weight is clipped."""
+
+_EXTREME_SHARE: Final = 1 / 16
+"""Share of the blocks, the most extreme ones, that is winsorized before the scale is taken."""
+
+_CONFIDENCE: Final = 2.0
 """Half width of the intervals that must intersect, in standard errors."""
 
-_REMEMBERED_STEPS: Final = 128
-"""Steps with fresh blocks of others after which a worker without any is forgotten."""
-
-_REMEMBERED_WORKERS: Final = 1024
-"""Most workers that are remembered, those that were seen last: 1 MB in a checkpoint."""
+_AGREEMENT: Final = 2.0
+"""Standard errors of its own by which a worker may lie above the quartile and be pooled."""
 
 STALE_STEPS: Final = 32
 """Steps without fresh blocks in which the variance of the estimate doubles; it then counts as
@@ -103,13 +84,12 @@ stale."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MismatchEstimate:
-    """What the workers together say of the mismatch."""
+    """What fresh blocks say of the mismatch."""
 
     variance_per_token: float
-    """s2, nats^2 per token, at least 0; the median of the workers, before any ceiling."""
-
+    """s2, nats^2 per token, at least 0; before any ceiling."""
     count: int
-    """Number of blocks whose mean would be as certain, at least 1."""
+    """Number of blocks that it is the mean of, at least 1."""
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.variance_per_token < math.inf or self.count < 1:
@@ -118,78 +98,56 @@ class MismatchEstimate:
                 "give a finite number of at least 0, and at least 1"
             )
 
+    @property
+    def relative_error(self) -> float:
+        """Standard error of s2 over s2."""
+        return math.sqrt(2.0 / self.count)
+
+    def at(self, deviations: float) -> float:
+        """Return s2 plus so many standard errors."""
+        return self.variance_per_token * (1.0 + deviations * self.relative_error)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MismatchCalibration:
-    """Per-token mismatch between the engines, estimated from fresh blocks; immutable."""
-
-    minimum_count: int = 16
-    """Number of blocks that a worker has shown before it counts, at least 1; 16 blocks leave a
-    standard error of 35 %, which `relative_error` reports."""
+    """The newest fresh blocks of a run, and the mismatch that they show; immutable."""
 
     ceiling: float = MISMATCH_CEILING
-    """Largest s2 that counts as mismatch, nats^2 per token, above 0: what rounding explains. More
-    is not calibrated away."""
+    """Largest s2 that counts as mismatch, nats^2 per token, above 0. More is not calibrated
+    away."""
 
-    workers: Mapping[str, WorkerBlocks] = field(default_factory=dict)
-    """The blocks that each remembered worker has shown, by the worker's name."""
+    blocks: tuple[FreshBlock, ...] = ()
+    """The window, oldest first."""
 
     estimate: MismatchEstimate | None = None
-    """Estimate of the last step at which enough workers counted; None before the first such
-    step."""
-
-    num_steps: int = 0
-    """Steps with fresh blocks, at least 0."""
+    """Estimate of the last step whose window had one; None before the first such step."""
 
     age_steps: int = 0
     """Optimizer steps since the last fresh block, or since the start; at least 0."""
 
     def __post_init__(self) -> None:
-        if self.minimum_count < 1 or self.age_steps < 0 or self.num_steps < 0:
+        if self.age_steps < 0 or not self.ceiling > 0.0:
             raise ValueError(
-                f"minimum_count is {self.minimum_count}, age_steps {self.age_steps} and num_steps "
-                f"{self.num_steps}: give at least 1, 0 and 0"
+                f"age_steps is {self.age_steps} and ceiling {self.ceiling}: give at least 0, and a"
+                " variance above 0"
             )
 
-    def observe(
-        self, log_weights: Vector, num_tokens: Vector, workers: Sequence[str] | None = None
-    ) -> Self:
-        """Return the calibration after one more optimizer step with these fresh blocks.
-
-        log_weights: [n] nats, of blocks that the learner's own version sampled. Entries of -inf
-            have no scale and are ignored. Without other entries only the age grows.
-        num_tokens: [n] trained tokens of each block, at least 1, about `FRESH_BLOCK_TOKENS`.
-        workers: [n] name of the worker that sampled each block; None if there is one worker.
-        Raises: ValueError if the lengths differ or a block has no token; NonFiniteWeightError for a
-        NaN or +inf.
-        """
-        log_weights, num_tokens = (
-            vector(log_weights, "log_weights"),
-            counts(num_tokens, "num_tokens"),
-        )
-        workers = [""] * len(log_weights) if workers is None else workers
-        if not len(log_weights) == len(num_tokens) == len(workers):
-            raise ValueError(
-                f"log_weights has {len(log_weights)} entries, num_tokens {len(num_tokens)} and "
-                f"workers {len(workers)}: give one of each per block"
-            )
-        _require_lengths(num_tokens, at_least=1)
-        if log_weights:
-            require_log_weights(log_weights)
-        shown: dict[str, list[Block]] = {}
-        for worker, block in zip(workers, zip(log_weights, num_tokens, strict=True), strict=True):
-            if block[0] > -math.inf:
-                shown.setdefault(worker, []).append(block)
-        if not shown:
+    def observe(self, blocks: Sequence[FreshBlock]) -> Self:
+        """Return the calibration after one more step with these fresh blocks; none: it ages."""
+        if not blocks:
             return replace(self, age_steps=self.age_steps + 1)
-        return self._after(shown)
+        names = {each.worker for each in chain(self.blocks, blocks)}
+        most = max(_BLOCKS_PER_WORKER, PRECISE_COUNT // len(names))
+        kept = (*self.blocks, *chain.from_iterable(_thinned(blocks, most)))
+        size = max(WINDOW_BLOCKS, _BLOCKS_PER_WORKER * len(names))
+        return self._with(kept[-size:], age_steps=0)
 
     def without(self, workers: Collection[str]) -> Self:
         """Return the calibration without what these workers have shown."""
         if not workers:
             return self
-        rest = {name: each for name, each in self.workers.items() if name not in workers}
-        return replace(self, workers=rest, estimate=_estimate(rest.values()) or self.estimate)
+        rest = tuple(each for each in self.blocks if each.worker not in workers)
+        return self._with(rest, age_steps=self.age_steps)
 
     @property
     def variance_per_token(self) -> float | None:
@@ -203,9 +161,8 @@ class MismatchCalibration:
         """Standard error of s2 over s2, in [0, 1]; 0 before there is an estimate."""
         if self.estimate is None:
             return 0.0
-        count = self.estimate.count
-        doublings = min(self.age_steps / STALE_STEPS, math.log2(count))
-        return min(1.0, math.sqrt(2.0**doublings * 2.0 / count))
+        doublings = min(self.age_steps / STALE_STEPS, math.log2(self.estimate.count))
+        return min(1.0, math.sqrt(2.0**doublings) * self.estimate.relative_error)
 
     @property
     def wanted_count(self) -> int:
@@ -221,9 +178,8 @@ class MismatchCalibration:
         Raises: ValueError if empty or for a negative length.
         """
         num_tokens = counts(num_tokens, "num_tokens")
-        if not num_tokens:
-            raise ValueError("num_tokens is empty: at least one trajectory is needed")
-        _require_lengths(num_tokens, at_least=0)
+        if not num_tokens or min(num_tokens) < 0:
+            raise ValueError(f"num_tokens is {num_tokens}: give one or more lengths of at least 0")
         variance_per_token = self.variance_per_token
         if variance_per_token is None:
             return 1.0
@@ -231,105 +187,93 @@ class MismatchCalibration:
         log_sum = log_sum_exp([variance_per_token * length for length in num_tokens])
         return min(max(math.exp(math.log(size) - log_sum), 1.0 / size), 1.0)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the observations as JSON values for a checkpoint, without the settings."""
-        estimate = self.estimate
-        return {
-            "age_steps": self.age_steps,
-            "num_steps": self.num_steps,
-            "estimate": estimate and [estimate.variance_per_token, estimate.count],
-            "workers": {name: each.to_dict() for name, each in self.workers.items()},
-        }
-
-    def restore(self, state: Mapping[str, Any]) -> Self:
-        """Return this calibration's settings with the observations that `to_dict` returned.
-
-        Raises: ValueError if the state has another form or an observation is out of range.
-        """
-        try:
-            estimate = None
-            if state["estimate"] is not None:
-                variance, count = state["estimate"]
-                estimate = MismatchEstimate(variance_per_token=float(variance), count=int(count))
-            return replace(
-                self,
-                workers={
-                    str(name): WorkerBlocks.from_dict(each)
-                    for name, each in state["workers"].items()
-                },
-                estimate=estimate,
-                num_steps=int(state["num_steps"]),
-                age_steps=int(state["age_steps"]),
-            )
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise ValueError(
-                f"state is {str(state)[:80]}: give what to_dict returned ({error})"
-            ) from error
-
-    def _after(self, shown: Mapping[str, Sequence[Block]]) -> Self:
-        """Return the calibration after a step in which these workers showed blocks."""
-        step = self.num_steps + 1
-        workers = dict(self.workers)
-        for name, blocks in shown.items():
-            seen = workers.pop(name, WorkerBlocks())
-            # Last in the order: those before were seen earlier.
-            workers[name] = seen.observe(blocks, step=step, minimum_count=self.minimum_count)
-        recent = [
-            (name, each)
-            for name, each in workers.items()
-            if each.last_step > step - _REMEMBERED_STEPS
-        ]
-        workers = dict(recent[-_REMEMBERED_WORKERS:])
-        return replace(
-            self,
-            workers=workers,
-            estimate=_estimate(workers.values()) or self.estimate,
-            num_steps=step,
-            age_steps=0,
-        )
+    def _with(self, blocks: tuple[FreshBlock, ...], *, age_steps: int) -> Self:
+        estimate = run_estimate(blocks) or self.estimate
+        return replace(self, blocks=blocks, estimate=estimate, age_steps=age_steps)
 
 
-def _require_lengths(num_tokens: Sequence[int], *, at_least: int) -> None:
-    for index, length in enumerate(num_tokens):
-        if length < at_least:
-            raise ValueError(f"num_tokens[{index}] is {length}: give at least {at_least}")
+def _thinned(blocks: Sequence[FreshBlock], most: int) -> Iterator[Sequence[FreshBlock]]:
+    """Yield the blocks of each worker, evenly chosen if there are more than so many."""
+    for each in by_worker(blocks).values():
+        yield each[:: math.ceil(len(each) / most)]
 
 
-def _estimate(workers: Collection[WorkerBlocks]) -> MismatchEstimate | None:
-    """Return the estimate over the longest reach that agrees with all shorter ones.
+def run_estimate(blocks: Sequence[FreshBlock]) -> MismatchEstimate | None:
+    """Return what the workers of a window agree on; None if too few blocks have a known worker.
 
-    None if the median falls on a worker that does not count yet.
+    blocks: oldest first.
     """
-    counting = [each.portions for each in workers if each.portions]
-    pools = [portions[-1] for portions in counting]
-    chosen: MismatchEstimate | None = None
+    known, unknown = [], 0
+    for each in by_worker(block for block in blocks if block.log_ratio > -math.inf).values():
+        if len(each) < MIN_FRESH_BLOCKS:
+            unknown += len(each)
+        else:
+            known.append((worker_estimate(each), len(each)))
+    if not known or 3 * unknown >= sum(weight for _, weight in known):
+        return None
+    known.sort(key=lambda one: one[0].variance_per_token)
+    estimates = [found for found, _ in known]
+    typical = min(
+        _quartile(estimates, [weight for _, weight in known], unknown),
+        _quartile(estimates, [1] * len(known)),
+    )
+    agreeing = [
+        each
+        for each in estimates
+        if each.variance_per_token <= typical * (1.0 + _AGREEMENT * each.relative_error)
+    ]
+    count = sum(each.count for each in agreeing)
+    total = math.fsum(each.count * each.variance_per_token for each in agreeing)
+    return MismatchEstimate(variance_per_token=total / count, count=count)
+
+
+def _quartile(
+    estimates: Sequence[MismatchEstimate], weights: Sequence[int], num_unknown: int = 0
+) -> float:
+    """Return the lower quartile of estimates, lowest first, above so many without mismatch."""
+    reached = accumulate(weights, initial=num_unknown)
+    next(reached)
+    quarter = (num_unknown + sum(weights)) / 4.0
+    rows = zip(estimates, reached, strict=True)
+    return next(each.variance_per_token for each, below in rows if below >= quarter)
+
+
+def worker_estimate(blocks: Sequence[FreshBlock]) -> MismatchEstimate:
+    """Return what the newest blocks show, of the longest reach that agrees with shorter ones.
+
+    blocks: oldest first, at least one, with finite log ratios.
+    """
+    chosen = _estimate(blocks[-_FIRST_REACH:])
     low, high = 0.0, math.inf
-    for reach in range(1, max(map(len, counting), default=0) + 1):
-        if reach > 1:
-            pools = [
-                pool + portions[-reach] if reach <= len(portions) else pool
-                for pool, portions in zip(pools, counting, strict=True)
-            ]
-        found = _median(pools, num_workers=len(workers))
-        if found is None:
-            return None
-        error = _CONFIDENCE * math.sqrt(2.0 / found.count)
-        low = max(low, found.variance_per_token * (1.0 - error))
-        high = min(high, found.variance_per_token * (1.0 + error))
-        if low > high:
+    reach = _FIRST_REACH
+    while reach < len(blocks):
+        reach *= 4
+        found = _estimate(blocks[-reach:])
+        low, high = max(low, chosen.at(-_CONFIDENCE)), min(high, chosen.at(_CONFIDENCE))
+        if found.at(-_CONFIDENCE) > high or found.at(_CONFIDENCE) < low:
             break
         chosen = found
     return chosen
 
 
-def _median(pools: Sequence[FreshSums], *, num_workers: int) -> MismatchEstimate | None:
-    """Return the lower median over workers, those without a pool counted as the lowest."""
-    place = (num_workers - 1) // 2 - (num_workers - len(pools))
-    if place < 0:
-        return None
-    num_odd = len(pools) - 1 + len(pools) % 2
-    typical_count = sorted(pool.count for pool in pools)[(len(pools) - 1) // 2]
+def _estimate(blocks: Sequence[FreshBlock]) -> MismatchEstimate:
+    """Return the estimate of all these blocks, each clipped to its own law."""
+    length = sum(each.num_tokens for each in blocks) / len(blocks)
+    squares = sorted(each.log_ratio**2 / each.num_tokens for each in blocks)
+    num_kept = len(squares) - math.ceil(_EXTREME_SHARE * len(squares)) or len(squares)
+    total = sum(squares[:num_kept]) + (len(squares) - num_kept) * squares[num_kept - 1]
+    for _ in range(2):  # the second time to a scale that rare large blocks have raised
+        scale, total = _variance(total / len(blocks), length), 0.0
+        for each in blocks:
+            variance = scale * each.num_tokens
+            reach = _CLIP * math.sqrt(variance)
+            clipped = min(max(each.log_ratio, -variance / 2 - reach), -variance / 2 + reach)
+            total += clipped * clipped / each.num_tokens
     return MismatchEstimate(
-        variance_per_token=sorted(pool.variance_per_token for pool in pools)[place],
-        count=int(typical_count * (1.0 + (num_odd - 1) * 2.0 / math.pi)),
+        variance_per_token=_variance(total / len(blocks), length), count=len(blocks)
     )
+
+
+def _variance(mean_square: float, length: float) -> float:
+    """Return the likeliest s2; sqrt(1 + AQ) - 1 as AQ / (sqrt(1 + AQ) + 1), exact for a tiny AQ."""
+    return 2.0 * mean_square / (math.sqrt(1.0 + length * mean_square) + 1.0)

@@ -21,7 +21,7 @@ from tests.fixtures.learner.updates import (
     spec_of,
     with_micro_batches,
 )
-from vcpo.algo.health.fresh_tokens import FreshTokens
+from vcpo.algo.health.fresh_tokens import gap_of
 from vcpo.api.algorithm import RowLayout
 from vcpo.api.learner import Attention
 from vcpo.service.lifecycle import StartError
@@ -154,8 +154,8 @@ def test_fresh_tokens_of_packed_rows_are_those_of_padded_ones():
     for spec in (make_spec(), packing_spec(make_spec())):
         update = PolicyUpdate(seeded_model(llama, dtype=torch.float64), spec, PAD)
         update.begin(groups, policy_version=9)
-        fresh = update.finish(mixed).fresh
-        found.append(sum(fresh.values(), FreshTokens()))
+        found.append(update.finish(mixed).fresh)
     padded, packed = found
-    assert packed.num_tokens == padded.num_tokens == sum(one.num_fresh_tokens(9) for one in mixed)
-    assert packed.absolute_log_ratio == pytest.approx(padded.absolute_log_ratio, rel=1e-9)
+    sizes = [[block.num_tokens for block in each] for each in found]
+    assert sizes[0] == sizes[1] == [one.num_fresh_tokens(9) for one in mixed]
+    assert gap_of(packed).value == pytest.approx(gap_of(padded).value, rel=1e-9)

@@ -16,8 +16,6 @@ from tests.fixtures.learner.models import (
 )
 from tests.fixtures.learner.updates import make_spec
 from tests.fixtures.vocabularies import tokenizer_of
-from vcpo.algo.health.mismatch_limits import MISMATCH_LIMITS_NATS, MismatchClass, MismatchLimits
-from vcpo.api import VCPORunSpec
 from vcpo.api.workloads import Lora, Model, Precision
 from vcpo.service.lifecycle import StartError
 from vcpo_learner.model.loading import load_policy, policy_tensors
@@ -25,9 +23,7 @@ from vcpo_learner.model.lora import add_adapters
 from vcpo_learner.model.model_folder import ModelExport
 from vcpo_learner.model.skeleton import load_on_ranks
 from vcpo_learner.ranks.ranks import Ranks
-from vcpo_learner.update.micro_batches import MicroBatchRunner
 from vcpo_learner.update.policy_update import PolicyUpdate
-from vcpo_learner.update.rounding import rounding_limits
 from vcpo_rollout.weights.postprocess import LoraMerge
 
 LORA = Lora(rank=2, alpha=4)
@@ -163,24 +159,6 @@ def test_frozen_parameters_are_held_as_in_their_files(files, dtype, precision, h
     network, _ = load_on_ranks(files(dtype), Ranks(device=torch.device("cpu")), precision)
     kinds = {each.requires_grad: each.dtype for each in network.model.parameters()}
     assert kinds == {False: held, True: torch.float32}
-
-
-def test_the_limits_beside_a_base_in_bfloat16_are_those_of_the_number_formats(files):
-    """Scored as an engine scores, it would differ by almost nothing, and so would be the limit."""
-    settings = files(torch.bfloat16)
-    spec = VCPORunSpec.model_validate(
-        {
-            **make_spec(onPolicyEssRatio=None).model_dump(by_alias=True, exclude_none=True),
-            "model": settings.model_dump(by_alias=True, exclude_none=True),
-            "learner": {"precision": "bfloat16"},
-            "rollouts": [{"name": "main", "precision": "bfloat16"}],
-        }
-    )
-    device = torch.device("cpu")
-    network, _ = load_on_ranks(settings, Ranks(device=device), spec.learner.precision)
-    runner = MicroBatchRunner(network, spec, PAD)
-    found = rounding_limits(runner, sampled_groups(seeded_model(llama)), spec)
-    assert found == MismatchLimits.of_gap(MISMATCH_LIMITS_NATS[MismatchClass.ROUNDED])
 
 
 def gradient_of_adapters(settings, held, computed):

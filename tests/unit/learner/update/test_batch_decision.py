@@ -4,7 +4,8 @@ from itertools import chain
 import pytest
 import torch
 
-from vcpo.algo.ess.calibration import MismatchCalibration
+from tests.fixtures.fresh_tokens import weighed
+from vcpo.algo.ess.calibration import MismatchCalibration, MismatchEstimate
 from vcpo.algo.ess.importance_weights import NonFiniteWeightError
 from vcpo.algo.ess.verdict import RefusalReason
 from vcpo.api.algorithm import Algorithm
@@ -71,7 +72,7 @@ def calibrated(variance_per_token):
     """Fresh blocks of 40 tokens whose mean square is what this variance gives."""
     variance = 40 * variance_per_token
     nats = math.sqrt(variance + variance**2 / 4)
-    return MismatchCalibration().observe([nats, -nats] * 64, [40] * 128)
+    return MismatchCalibration().observe(weighed([nats, -nats] * 64, [40] * 128))
 
 
 def test_the_mismatch_of_the_engines_alone_takes_some_of_the_mean_weight():
@@ -132,10 +133,10 @@ def test_a_norm_that_is_not_a_number_refuses_the_step():
 
 
 def calibrate(variance_per_token, count=4096):
-    """Calibration that has seen so many blocks of 40 tokens with this mismatch; x^2 = v + v^2/4."""
-    variance = 40 * variance_per_token
-    x = math.sqrt(variance + variance**2 / 4)
-    return MismatchCalibration().observe([x, -x] * (count // 2), [40] * count)
+    """Calibration that has found this mismatch in so many blocks."""
+    return MismatchCalibration(
+        estimate=MismatchEstimate(variance_per_token=variance_per_token, count=count)
+    )
 
 
 def test_the_calibration_gives_the_on_policy_ratio():

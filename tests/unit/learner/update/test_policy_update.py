@@ -19,6 +19,7 @@ from tests.fixtures.learner.models import (
 from tests.fixtures.learner.updates import CAP, first_moments, make_spec
 from vcpo.algo.ess.finite_batch import nats_at_size
 from vcpo.algo.ess.importance_weights import ess_ratio
+from vcpo.algo.health.fresh_tokens import gap_of
 from vcpo.api.optimizer import Schedule
 from vcpo.records.reasons import SkipReason
 from vcpo.wire.trajectory import VersionSpan
@@ -325,7 +326,7 @@ def test_responses_beside_the_batch_calibrate_a_learner_that_sees_only_stale_one
     update.begin(stale, policy_version=8)
     result = update.finish(newest)
     assert 0.5 < result.on_policy_ess_ratio < 1.0
-    assert (result.calibration_age_steps, result.fresh[""].num_blocks) == (0, 48)
+    assert (result.calibration_age_steps, len(result.fresh)) == (0, 48)
     assert update.step(stale, policy_version=9).calibration_age_steps == 1
 
 
@@ -350,7 +351,7 @@ def test_responses_beside_the_batch_are_scored_before_the_step():
     beside = [one for group in own for one in group]
     update.begin(groups, policy_version=9)
     found = update.finish(beside).fresh
-    assert found[""].mean_gap == pytest.approx(expected[""].mean_gap, rel=1e-5)
+    assert gap_of(found).value == pytest.approx(gap_of(expected).value, rel=1e-5)
 
 
 def test_a_response_beside_the_batch_that_is_no_number_costs_no_step():
@@ -361,7 +362,7 @@ def test_a_response_beside_the_batch_that_is_no_number_costs_no_step():
     update = PolicyUpdate(model, make_spec(), PAD)
     update.begin(groups, policy_version=9)
     result = update.finish(newest)
-    assert (result.skipped, result.fresh) == (None, {})
+    assert (result.skipped, result.fresh) == (None, ())
 
 
 def test_a_batch_of_stale_responses_asks_for_fresh_tokens_and_a_fresh_batch_for_none():
@@ -502,7 +503,6 @@ def test_a_worker_at_fault_is_named_and_has_no_vote_any_more():
     result = update.finish(beside)
     (fault,) = result.mismatch.at_fault
     assert (fault.worker, fault.gap_nats) == ("bad", pytest.approx(1.0, rel=0.02))
-    state = update.state_dict()["mismatch"]
-    for held in ("calibration", "window"):
-        assert set(state[held]["workers"]) == {"a", "b"}
-    assert set(result.fresh) == {"a", "b", "bad"}
+    held = update.state_dict()["mismatch"]["blocks"]
+    assert {each["worker"] for each in held} == {"a", "b"}
+    assert {each.worker for each in result.fresh} == {"a", "b", "bad"}

@@ -18,7 +18,7 @@ from tests.unit.rollout.engines.vllm.tiny_vllm import (
     save_settings,
     start,
 )
-from vcpo.algo.health.mismatch_limits import MISMATCH_LIMITS_NATS, MismatchClass
+from vcpo.algo.health.mismatch_review import MISMATCH_LIMITS_NATS, MismatchClass
 from vcpo.api.workloads import Precision
 from vcpo_rollout.engines.vllm.start import engine_arguments, vllm_device
 from vcpo_rollout.engines.weight_plan import FP8_PER_BLOCK, Device
