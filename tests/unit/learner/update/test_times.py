@@ -20,5 +20,5 @@ def test_a_batch_in_one_pass_is_all_backward_but_for_the_fresh_tokens():
 
 
 def test_a_batch_in_two_passes_is_scored_first():
-    spec = make_spec(baselineScope="shrunk")
+    spec = make_spec(method="m2po", learningRateRule="none")
     assert times(with_micro_batches(spec, 1)) == (2.0, 1.0, 1.0)
