@@ -110,9 +110,7 @@ async def test_engines_that_agree_again_end_no_run(make_learner, tmp_path):
     def finish_step(newest=()):
         result = finish(newest)
         told.append(learner.signals.message().mismatch)
-        learner.update.fresh = blocks(
-            gaps.get(learner.update.pending.policy_version, 0.001), 64
-        )
+        learner.update.fresh = blocks(gaps.get(learner.update.pending.policy_version, 0.001), 64)
         return result
 
     learner.update.finish = finish_step
