@@ -65,7 +65,7 @@ from vcpo_learner.ledger.worker_registry import WorkerRegistry
 from vcpo_learner.services.bounds import ResponseBounds
 from vcpo_learner.services.work import WorkService
 from vcpo_learner.troubles import Troubles
-from vcpo_operator.cluster_api.certificates import new_certificates
+from vcpo_operator.cluster_api.run_secrets import new_certificates
 from vcpo_rollout.transport.learner_client import LearnerClient
 
 _RATIO_BAR = 4.0

@@ -11,8 +11,7 @@ from vcpo.metrics import OperatorMetrics, serve_metrics
 from vcpo.service import logs
 from vcpo.service.lifecycle import split_address
 from vcpo_operator.app import Operator, Options
-from vcpo_operator.children.defaults import OperatorDefaults
-from vcpo_operator.children.network import IngressSources
+from vcpo_operator.children.network import IngressSources, OperatorDefaults
 from vcpo_operator.cluster_api.client import Cluster
 
 _TALKATIVE = ("kopf.objects", "kopf.activities.probe", "aiohttp.access")

@@ -12,16 +12,15 @@ from typing import Any
 import kopf
 
 from vcpo.metrics import OperatorMetrics
-from vcpo_operator.children.defaults import OperatorDefaults
+from vcpo_operator.children.network import OperatorDefaults
 from vcpo_operator.cluster_api.client import Cluster
 from vcpo_operator.cluster_api.executor import Executor
 from vcpo_operator.handlers import Handlers, Health, Login, login, register
 from vcpo_operator.names import FIELD_MANAGER, learner_address
 from vcpo_operator.observed.index_view import IndexedView
-from vcpo_operator.reconcile.exports import RunExports
-from vcpo_operator.reconcile.loop import ReconcileLoop
+from vcpo_operator.reconcile.loop import ReconcileLoop, RunQueue
 from vcpo_operator.reconcile.reconciler import Reconciler
-from vcpo_operator.reconcile.workqueue import RunQueue
+from vcpo_operator.reconcile.status_writer import RunExports
 from vcpo_operator.signals.client import AddressOf, LearnerConnections, SignalSource
 from vcpo_operator.signals.prometheus import ScrapedSignals
 

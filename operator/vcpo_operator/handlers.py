@@ -27,7 +27,7 @@ from vcpo_operator.observed.index_view import (
     index_run,
     run_key,
 )
-from vcpo_operator.reconcile.workqueue import RunQueue
+from vcpo_operator.reconcile.loop import RunQueue
 
 _SERVER_WATCH_S = 300
 _CLIENT_WATCH_S = 310

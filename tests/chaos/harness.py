@@ -1,4 +1,4 @@
-"""Plays a schedule of faults on a run and on an operator, and judges what came of it.
+"""Plays a schedule of faults on a run and on a local host, and judges what came of it.
 
 ```
 seed --> schedule --> inject --> did it happen? --> did the product show it? --> a new step?
@@ -27,14 +27,13 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from tests.chaos import cluster_faults, host_faults, machine_faults, peer_faults, wire_faults
+from tests.chaos import host_faults, machine_faults, peer_faults, wire_faults
 from tests.chaos.__main__ import OWN_MOUNTS_VARIABLE
 from tests.chaos.answers import Window, unexpected_ends
-from tests.chaos.cluster_faults import LiveCluster
 from tests.chaos.fault import Fault, NotInjectedError, schedule
 from tests.chaos.host_faults import LiveHost
 from tests.chaos.kinds import ON_OWN_DISK, SHORT, Kind
-from tests.chaos.live_run import MODEL, TERMS, LiveRun, marked_processes
+from tests.chaos.live_run import MODEL, TERMS, LiveRun
 from tests.chaos.recorder import Verdict, joined, judge, read_message, read_new_lines
 from vcpo.service.lifecycle import SERVICE_ENVIRONMENT
 
@@ -43,9 +42,8 @@ if TYPE_CHECKING:
     from tests.chaos.steps import StepCheck
 
 _ON_RUN = {**wire_faults.INJECTORS, **machine_faults.INJECTORS, **peer_faults.INJECTORS}
-_ON_CLUSTER = cluster_faults.INJECTORS
 _ON_HOST = host_faults.INJECTORS
-_KINDS_BAR = 65
+_KINDS_BAR = 55
 _ZERO = (
     *("lost", "double_trained", "mislabelled", "wrongly_dropped", "wrong_steps"),
     *("unexpected_ends", "hangs", "silent", "orphans"),
@@ -65,7 +63,6 @@ class Chaos:
     """One run under a schedule, and what came of it."""
 
     run: LiveRun
-    cluster: LiveCluster
     host: LiveHost
     labels: LabelCheck
     steps: StepCheck
@@ -88,8 +85,7 @@ class Chaos:
     async def play(self, faults: Sequence[Fault], ends_s: float) -> None:
         """Inject faults until a moment of the monotonic clock: each arena beside the others."""
         arenas = [
-            [fault for fault in faults if fault.kind in kinds]
-            for kinds in (_ON_RUN, _ON_CLUSTER, _ON_HOST)
+            [fault for fault in faults if fault.kind in kinds] for kinds in (_ON_RUN, _ON_HOST)
         ]
         await asyncio.gather(*(self._play_in_turn(each, ends_s) for each in arenas))
 
@@ -116,10 +112,8 @@ class Chaos:
         try:
             if of_run:
                 injected = await _ON_RUN[fault.kind](self.run, draw)
-            elif fault.kind in _ON_HOST:
-                injected = await _ON_HOST[fault.kind](self.host, draw)
             else:
-                injected = await _ON_CLUSTER[fault.kind](self.cluster, draw)
+                injected = await _ON_HOST[fault.kind](self.host, draw)
         except NotInjectedError as error:
             self.missed[fault.kind] += 1
             _say(f"{fault.number} {fault.kind}: not injected, {error}")
@@ -136,7 +130,7 @@ class Chaos:
 
     async def _recover(self, fault: Fault) -> None:
         """Wait until the arena of a fault goes on; if it does not in time, it hangs."""
-        arena = self._arena_of(fault)
+        arena = self.run if fault.kind in _ON_RUN else self.host
         if not await arena.progress():
             _say(f"    HANGS after {fault.kind}")
             self.hangs.append(f"{fault.number} {fault.kind}")
@@ -148,22 +142,15 @@ class Chaos:
         for window in self.windows:
             window.over_s = min(window.over_s, time.monotonic())
 
-    def _arena_of(self, fault: Fault) -> LiveRun | LiveCluster | LiveHost:
-        if fault.kind in _ON_RUN:
-            return self.run
-        return self.host if fault.kind in _ON_HOST else self.cluster
-
     async def begin(self) -> None:
-        """Wait until the run and the operator work; the local run begins with its first fault."""
-        for what, arena in (("run", self.run), ("operator", self.cluster)):
-            if not await arena.progress():
-                raise RuntimeError(f"the {what} did not begin to work; see {self.run.folder}")
-            _say(f"the {what} works")
+        """Wait until the run works; the local run begins with its first fault."""
+        if not await self.run.progress():
+            raise RuntimeError(f"the run did not begin to work; see {self.run.folder}")
+        _say("the run works")
 
     async def settle(self) -> None:
         """Wait until all go on after the last fault."""
-        arenas = (("run", self.run), ("operator", self.cluster), ("local run", self.host))
-        for what, arena in arenas:
+        for what, arena in (("run", self.run), ("local run", self.host)):
             if not await arena.progress():
                 self.hangs.append(f"the {what} at the end")
 
@@ -224,7 +211,6 @@ class Chaos:
             "usual_step_s": round(median(self.run.pace.steps_s or [0.0]), 2),
             "longest_silence_s": {
                 "run": round(self.run.pace.longest_silence_s, 1),
-                "operator": round(self.cluster.pace.longest_silence_s, 1),
                 "local_run": round(self.host.pace.longest_silence_s, 1),
             },
             "learner_lives": len(self.run.lives),
@@ -251,21 +237,17 @@ async def chaos(
 ) -> dict[str, Any]:
     """Run a schedule; what came of it."""
     started_s = time.monotonic()
-    (folder / "cluster").mkdir()
     async with LiveRun(folder, run_dir) as run, LiveHost(folder / "host") as host:
-        async with LiveCluster(folder / "cluster") as cluster:
-            # It loads torch, which takes seconds; the processes start meanwhile.
-            labels, steps = await asyncio.to_thread(_checks, run)
-            played = Chaos(run, cluster, host, labels, steps, random.Random(seed))
-            await played.begin()
-            await played.play(faults, started_s + 60.0 * minutes)
-            await played.settle()
-            orphans = [f"object {each}" for each in await cluster.leftovers()]
-        orphans += [f"process {pid}" for pid in marked_processes(cluster.folder)]
+        # It loads torch, which takes seconds; the processes start meanwhile.
+        labels, steps = await asyncio.to_thread(_checks, run)
+        played = Chaos(run, host, labels, steps, random.Random(seed))
+        await played.begin()
+        await played.play(faults, started_s + 60.0 * minutes)
+        await played.settle()
         for what, arena in (("learner", run), ("local run", host)):
             if await arena.drain() is None:
                 played.hangs.append(f"the {what} does not end")
-        orphans += [*run.leftovers(), *host.leftovers()]
+        orphans = [*run.leftovers(), *host.leftovers()]
         played.check()
         verdicts = [
             judge(*run.lines(), terms=TERMS, damages=run.damages),

@@ -37,17 +37,6 @@ class Kind(StrEnum):
     EXPIRED = "certificate_expired"
     OTHER_AUTHORITY = "certificate_other_authority"
 
-    API_CONFLICT = "api_conflict_409"
-    API_BUSY = "api_busy_429"
-    API_BROKEN = "api_broken_500"
-    API_REPLY_LOST = "api_reply_lost"
-    API_DROPPED = "api_dropped"
-    WATCH_EXPIRED = "api_watch_expired_410"
-    WATCH_CUT = "api_watch_cut"
-    API_RESTARTED = "api_restarted"
-    OPERATOR_KILLED = "operator_killed"
-    OPERATOR_STOPPED = "operator_stopped"
-
     WORKER_STOPPED = "worker_stopped"
     LEARNER_STOPPED = "learner_stopped"
     WORKER_KILLED = "worker_killed"
@@ -94,7 +83,6 @@ SHORT: Final = frozenset(
         *(Kind.STRANGER, Kind.OTHER_ROLE, Kind.REPLAYED),
         *(Kind.FUTURE_LABEL, Kind.FOREIGN_TOKENS, Kind.NOT_A_NUMBER, Kind.OVERSIZE),
         *(Kind.GARBAGE_BYTES, Kind.GARBAGE_MESSAGE, Kind.PLAIN_TEXT, Kind.RENEWED),
-        *(Kind.API_CONFLICT, Kind.API_BROKEN, Kind.WATCH_EXPIRED, Kind.OPERATOR_KILLED),
         *(Kind.JOURNAL_TORN, Kind.WORKER_KILLED_AT_SUBMIT, Kind.LEARNER_KILLED_AT_COMMIT),
     }
 )

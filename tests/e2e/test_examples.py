@@ -16,8 +16,8 @@ from tests.fakes.kubernetes.api_server import FakeApiServer
 from tests.fixtures.chart.rendering import ROOT
 from vcpo.api import load_run
 from vcpo_operator.children import Kind, OperatorDefaults, build_children
-from vcpo_operator.children.config import make_parent
 from vcpo_operator.children.manifest import Owner
+from vcpo_operator.children.revision import make_parent
 from vcpo_operator.names import RunKey
 
 EXAMPLES = ROOT / "examples"

@@ -1,7 +1,7 @@
 """Children: pure builders of the objects that make up a run, one module for each kind."""
 
-from vcpo_operator.children.defaults import OperatorDefaults
 from vcpo_operator.children.family import build_children
 from vcpo_operator.children.manifest import Child, Kind, Manifest
+from vcpo_operator.children.network import OperatorDefaults
 
 __all__ = ["Child", "Kind", "Manifest", "OperatorDefaults", "build_children"]

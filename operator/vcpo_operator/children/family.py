@@ -5,20 +5,26 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from vcpo.api.cluster import StorageRetention, Transport
-from vcpo_operator.children.config import run_config_map
-from vcpo_operator.children.defaults import OperatorDefaults
 from vcpo_operator.children.learner import learner_stateful_set
 from vcpo_operator.children.manifest import Child, Kind, Manifest, Parent, build_child
-from vcpo_operator.children.monitor import pod_monitor
-from vcpo_operator.children.network import network_policy
+from vcpo_operator.children.network import OperatorDefaults, network_policy
+from vcpo_operator.children.revision import run_config_map
 from vcpo_operator.children.rollout import rollout_deployment
-from vcpo_operator.children.service import learner_service, ranks_service
 from vcpo_operator.names import (
+    GROUP_LABEL,
+    LEARNER_METRICS_PORT,
+    LEARNER_PORT,
+    LEARNER_WEIGHTS_PORT,
+    RENDEZVOUS_PORT,
+    ROLE_LABEL,
+    RUN_LABEL,
     Role,
     account_name,
     certificates_name,
     credential_name,
+    leader_selector,
     learner_name,
+    ranks_name,
     rollout_name,
     selector,
 )
@@ -134,4 +140,67 @@ def checkpoint_claim(parent: Parent) -> Child:
         {"spec": spec},
         role=Role.LEARNER,
         owned=learner.checkpoint_storage_retention is StorageRetention.DELETE,
+    )
+
+
+def learner_service(parent: Parent) -> Child:
+    """Build the Service of rank 0."""
+    body = {
+        "spec": {
+            "clusterIP": "None",
+            "publishNotReadyAddresses": True,
+            "selector": leader_selector(parent.name),
+            "ports": [
+                {"name": "grpc", "port": LEARNER_PORT, "targetPort": "grpc"},
+                {"name": "metrics", "port": LEARNER_METRICS_PORT, "targetPort": "metrics"},
+                {"name": "weights", "port": LEARNER_WEIGHTS_PORT, "targetPort": "weights"},
+            ],
+        }
+    }
+    return build_child(Kind.SERVICE, parent, learner_name(parent.name), body, role=Role.LEARNER)
+
+
+def ranks_service(parent: Parent) -> Child | None:
+    """Build the Service of all ranks; None if the learner has one pod."""
+    if parent.run.spec.learner.replicas == 1:
+        return None
+    body = {
+        "spec": {
+            "clusterIP": "None",
+            "publishNotReadyAddresses": True,
+            "selector": selector(parent.name, Role.LEARNER),
+            "ports": [{"name": "rendezvous", "port": RENDEZVOUS_PORT}],
+        }
+    }
+    return build_child(Kind.SERVICE, parent, ranks_name(parent.name), body, role=Role.LEARNER)
+
+
+_INTERVAL = "15s"
+
+
+def pod_monitor(parent: Parent, defaults: OperatorDefaults) -> Child | None:
+    """Build the PodMonitor; None unless the run asks for it, or if the chart's selects its pods.
+
+    Two monitors would scrape each pod twice, and every `sum()` would count double.
+    """
+    if not parent.run.spec.pods.pod_monitor or defaults.shared_pod_monitor:
+        return None
+    body = {
+        "spec": {
+            "jobLabel": "app.kubernetes.io/name",
+            "selector": {"matchLabels": selector(parent.name)},
+            "podTargetLabels": [RUN_LABEL, ROLE_LABEL, GROUP_LABEL],
+            "podMetricsEndpoints": [{"port": "metrics", "interval": _INTERVAL}],
+        }
+    }
+    return build_child(Kind.POD_MONITOR, parent, parent.name, body)
+
+
+def skipped_monitor_note(parent: Parent, defaults: OperatorDefaults) -> str:
+    """Return a sentence if the run asks for a PodMonitor and gets none; else an empty string."""
+    if not parent.run.spec.pods.pod_monitor or not defaults.shared_pod_monitor:
+        return ""
+    return (
+        "The run gets no PodMonitor of its own (`pods.podMonitor`), because the chart's"
+        " (`metrics.podMonitor`) selects its pods already: two would count everything double."
     )

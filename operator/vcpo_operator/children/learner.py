@@ -15,8 +15,8 @@ from __future__ import annotations
 from vcpo.api import GpuUse, with_gpu_defaults
 from vcpo.api.workloads import Precision
 from vcpo.service.logs import POD_VARIABLE
-from vcpo_operator.children.defaults import OperatorDefaults
 from vcpo_operator.children.manifest import Child, Kind, Manifest, Parent, build_child
+from vcpo_operator.children.network import OperatorDefaults
 from vcpo_operator.children.pod_template.resources import ModelNeeds, model_needs
 from vcpo_operator.children.pod_template.template import (
     GRACE_MARGIN_S,

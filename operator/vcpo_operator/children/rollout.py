@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from vcpo.api.workloads import RolloutGroup
-from vcpo_operator.children.defaults import OperatorDefaults
 from vcpo_operator.children.manifest import Child, Kind, Manifest, Parent, build_child
+from vcpo_operator.children.network import OperatorDefaults
 from vcpo_operator.children.pod_template.resources import ModelNeeds, model_needs
 from vcpo_operator.children.pod_template.template import (
     RUN_FILE_PATH,

@@ -6,12 +6,18 @@ No private key stays in the operator's memory.
 from __future__ import annotations
 
 import base64
+import datetime as dt
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from vcpo.wire.access.roles import new_run_keys
 from vcpo_operator.children.manifest import Child, Kind
-from vcpo_operator.cluster_api.certificates import new_certificates, renewed_certificates
 from vcpo_operator.cluster_api.client import ApiError, Cluster, Document, Resource
 from vcpo_operator.decisions.actions import IssueSecret
 from vcpo_operator.decisions.conflicts import Conflict, name_conflict
@@ -19,6 +25,143 @@ from vcpo_operator.names import RunKey, certificate_hosts, certificates_name
 from vcpo_operator.observed.access import secret_data
 from vcpo_operator.observed.parse import parse_child
 from vcpo_operator.observed.records import ObservedChild
+
+AUTHORITY: Final = "ca"
+_AUTHORITY_S: Final = 3650 * 86_400.0
+_CERTIFICATE_S: Final = 90 * 86_400.0
+RENEWED_BEFORE_S: Final = 30 * 86_400.0
+"""Time before its end at which a certificate is renewed: an operator may be down for long."""
+_SKEW_S: Final = 3600.0
+"""Clocks of nodes may differ; a certificate is valid for this time before it is made."""
+
+SecretData = dict[str, bytes]
+"""Content of a Secret by key."""
+
+
+def new_certificates(run: str, names: Mapping[str, Sequence[str]], *, now_s: float) -> SecretData:
+    """Return a new authority, and a certificate and key for each role.
+
+    names: host names by role, at least one each.
+    now_s: Unix time.
+    """
+    key = ec.generate_private_key(ec.SECP256R1())
+    certificate = _sign(
+        _builder(f"VCPO run {run}", key, now_s, _AUTHORITY_S)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_usage(signs_certificates=True), critical=True),
+        issuer=_name(f"VCPO run {run}"),
+        authority_key=key,
+    )
+    data = {f"{AUTHORITY}.crt": _pem(certificate), f"{AUTHORITY}.key": _key_pem(key)}
+    return {**data, **_issue(certificate, key, names, now_s)}
+
+
+def renewed_certificates(
+    data: SecretData, names: Mapping[str, Sequence[str]], *, now_s: float
+) -> SecretData:
+    """Return the data with new certificates of the same authority; clients trust them already.
+
+    Raises: ValueError, KeyError if the data holds no authority.
+    """
+    authority = x509.load_pem_x509_certificate(data[f"{AUTHORITY}.crt"])
+    key = serialization.load_pem_private_key(data[f"{AUTHORITY}.key"], password=None)
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise ValueError(f"{AUTHORITY}.key: must be an elliptic-curve key")  # noqa: TRY004 - content
+    return {**data, **_issue(authority, key, names, now_s)}
+
+
+def first_end_s(data: Mapping[str, bytes], names: Sequence[str]) -> float:
+    """Return the Unix time at which the first certificate of these names ends.
+
+    Raises: ValueError, KeyError if one is missing or is none.
+    """
+    issued = (x509.load_pem_x509_certificate(data[f"{name}.crt"]) for name in names)
+    return min(each.not_valid_after_utc.timestamp() for each in issued)
+
+
+def _issue(
+    authority: x509.Certificate,
+    authority_key: ec.EllipticCurvePrivateKey,
+    names: Mapping[str, Sequence[str]],
+    now_s: float,
+) -> SecretData:
+    data = {}
+    for role, hosts in names.items():
+        key = ec.generate_private_key(ec.SECP256R1())
+        alternatives = x509.SubjectAlternativeName([x509.DNSName(host) for host in hosts])
+        certificate = _sign(
+            _builder(role, key, now_s, _CERTIFICATE_S)
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(_usage(signs_certificates=False), critical=True)
+            .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+            .add_extension(alternatives, critical=False)
+            .add_extension(
+                x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key()),
+                critical=False,
+            ),
+            issuer=authority.subject,
+            authority_key=authority_key,
+        )
+        data[f"{role}.crt"], data[f"{role}.key"] = _pem(certificate), _key_pem(key)
+    return data
+
+
+def _builder(
+    subject: str, key: ec.EllipticCurvePrivateKey, now_s: float, valid_s: float
+) -> x509.CertificateBuilder:
+    return (
+        x509.CertificateBuilder()
+        .subject_name(_name(subject))
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(_time(now_s - _SKEW_S))
+        .not_valid_after(_time(now_s + valid_s))
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+    )
+
+
+def _sign(
+    builder: x509.CertificateBuilder,
+    *,
+    issuer: x509.Name,
+    authority_key: ec.EllipticCurvePrivateKey,
+) -> x509.Certificate:
+    return builder.issuer_name(issuer).sign(authority_key, hashes.SHA256())
+
+
+def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs_certificates,
+        key_cert_sign=signs_certificates,
+        crl_sign=signs_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _name(text: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text[:64])])
+
+
+def _time(unix_s: float) -> dt.datetime:
+    return dt.datetime.fromtimestamp(unix_s, dt.UTC)
+
+
+def _pem(certificate: x509.Certificate) -> bytes:
+    return certificate.public_bytes(serialization.Encoding.PEM)
+
+
+def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+
 
 _LOGGER = logging.getLogger(__name__)
 

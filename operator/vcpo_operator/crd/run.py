@@ -6,13 +6,14 @@ It has no `scale` subresource: its path cannot point into the list of rollout gr
 from __future__ import annotations
 
 import io
+import json
+from importlib import resources
 from typing import Any, Final
 
 from ruamel.yaml import YAML
 
 from vcpo.api import KIND, json_schema
 from vcpo_operator.crd import rules
-from vcpo_operator.crd.pod_template import pod_template_schema
 from vcpo_operator.crd.structural import Schema, structural
 from vcpo_operator.names import GROUP, PLURAL, VERSION
 from vcpo_operator.observed.status import status_schema
@@ -142,3 +143,32 @@ def _schema() -> Schema:
         },
         "x-kubernetes-validations": [*rules.ROOT],
     }
+
+
+_FILE: Final = "pod_template.json"
+_OPEN: Final = "any"
+
+
+def pod_template_schema() -> Schema:
+    """Return the schema of a part of a PodTemplateSpec."""
+    text = resources.files(__package__).joinpath(_FILE).read_text(encoding="utf-8")
+    return _node(json.loads(text))
+
+
+def _node(fields: Any) -> Schema:
+    """Return a schema from its short form.
+
+    fields: `any`, a type, choices as `a|b`, a list with the form of its items, or fields by name.
+    """
+    if fields == _OPEN:
+        return {"x-kubernetes-preserve-unknown-fields": True}
+    if isinstance(fields, list):
+        (item,) = fields
+        items = {name: value for name, value in _node(item).items() if name != "nullable"}
+        return {"type": "array", "nullable": True, "items": items}
+    if isinstance(fields, dict):
+        known = {name: _node(field) for name, field in fields.items()}
+        return {"type": "object", "nullable": True, "properties": known}
+    if "|" in fields:
+        return {"type": "string", "enum": fields.split("|")}
+    return {"type": fields, "nullable": True}

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
+from vcpo.api import VCPORunSpec
+from vcpo.api.cluster import UpgradePolicy
+from vcpo.api.optimizer import Schedule
 from vcpo.control.decision import ControlDecision
-from vcpo_operator.children.defaults import OperatorDefaults
 from vcpo_operator.children.family import build_children, checkpoint_claim
 from vcpo_operator.children.manifest import Child, Parent
+from vcpo_operator.children.network import OperatorDefaults
 from vcpo_operator.children.revision import Revision
 from vcpo_operator.decisions.snapshot import Snapshot
-from vcpo_operator.decisions.upgrade import decide_revision
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,4 +82,48 @@ def desired_state(
         lag_reason="" if decision is None else decision.lag_reason,
         revision=revision,
         pending=pending,
+    )
+
+
+_UNTIL: Final = {
+    UpgradePolicy.ON_RESTART: "the learner starts again",
+    UpgradePolicy.NEVER: "an edit of the run replaces them",
+}
+
+
+def decide_revision(
+    newest: Revision, kept: Revision | None, spec: VCPORunSpec, *, is_learner_down: bool
+) -> tuple[Revision, str]:
+    """Return the revision of a run's pods from now on, and why it is not the newest, in a sentence.
+
+    newest: As this operator builds it from the spec.
+    kept: The one in force; None when the run has no pods yet.
+    is_learner_down: Whether the learner's pods end anyway, or are not there.
+    """
+    if kept is None:
+        return newest, ""
+    policy, is_same_but_for_steps = spec.upgrade_policy, _pods(kept) == _pods(newest)
+    if is_same_but_for_steps and newest.steps == kept.steps:
+        return newest, ""
+    if is_same_but_for_steps and newest.steps > kept.steps and not _is_felt(spec):
+        why = f"The learner takes the {kept.steps} steps that it was started for first."
+        return (newest, "") if is_learner_down else (kept, why)
+    is_same_spec = kept.generation == newest.generation or kept.spec == newest.spec
+    is_edited = kept.keys != newest.keys or not is_same_spec
+    is_upgrade_due = is_learner_down and policy is not UpgradePolicy.NEVER
+    if is_edited or is_upgrade_due or policy is UpgradePolicy.RECREATE:
+        return newest, ""
+    return kept, (
+        f"The operator builds other pods now; these stay until {_UNTIL[policy]} (`upgradePolicy`"
+        f" '{policy}')."
+    )
+
+
+def _pods(revision: Revision) -> tuple[str, str]:
+    return revision.base, revision.keys
+
+
+def _is_felt(spec: VCPORunSpec) -> bool:
+    return spec.optimizer.schedule is not Schedule.CONSTANT or any(
+        group.noise is not None for group in spec.rollouts
     )

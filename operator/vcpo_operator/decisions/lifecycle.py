@@ -21,10 +21,12 @@ from typing import Final
 from vcpo import judgement
 from vcpo.api import VCPORunSpec
 from vcpo.control import run_limits
+from vcpo.control.limits import SIGNALS_MAX_AGE_S
 from vcpo.control.run_limits import RunLimits, RunTimes, exceeded_deadline, exceeded_restarts
 from vcpo.control.signals import RunSignals
 from vcpo.wire.phase import RunPhase
 from vcpo_operator.observed.pod_causes import redact_and_shorten
+from vcpo_operator.observed.records import ObservedState
 from vcpo_operator.observed.status import RunStatus
 
 COLLAPSED: Final = "Collapsed"
@@ -192,3 +194,66 @@ def _hindrance(status: RunStatus) -> str:
         if condition is not None and condition.status == "False":
             return f" {kind} ({condition.reason}): {condition.message}"
     return _last_end(status)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearnerDrain:
+    """A learner that ends before its workers are removed."""
+
+    reason: str
+    """Why it ends, for the learner's journal."""
+    since_s: float | None
+    """Unix time at which the wait began; None when there was nothing to wait for."""
+    until_s: float | None
+    """Unix time until which the workloads stay at most; None: they are removed now."""
+
+
+def decide_drain(
+    spec: VCPORunSpec,
+    verdict: RunVerdict,
+    observed: ObservedState,
+    signals: RunSignals | None,
+    *,
+    since_s: float | None,
+    now_s: float,
+) -> LearnerDrain | None:
+    """Decide whether the learner drains, and how long its workloads stay.
+
+    since_s: When the wait began, as the run's status holds it.
+    now_s: Unix time.
+    Returns None when the run continues, or when no workload is left to remove.
+    """
+    reason = _drain_reason(verdict)
+    if not reason or not has_workers(observed):
+        return None
+    start_s = float(int(now_s)) if since_s is None else since_s
+    until_s = start_s + spec.learner.drain_seconds
+    is_known = signals is not None and signals.has_contact(SIGNALS_MAX_AGE_S)
+    has_work = signals is not None and is_known and signals.has_work
+    if now_s >= until_s or not has_work:
+        return LearnerDrain(reason=reason, since_s=since_s, until_s=None)
+    return LearnerDrain(reason=reason, since_s=start_s, until_s=until_s)
+
+
+def has_workers(observed: ObservedState) -> bool:
+    """Whether the learner and at least one worker are scaled above zero."""
+    learner = observed.learner
+    has_rollouts = any(group.replicas > 0 for group in observed.groups.values())
+    return learner is not None and learner.replicas > 0 and has_rollouts
+
+
+def accepts_commands(signals: RunSignals | None) -> bool:
+    """Whether the learner has just reported that it trains."""
+    return signals is not None and signals.is_fresh and signals.phase is RunPhase.RUNNING
+
+
+def _drain_reason(verdict: RunVerdict) -> str:
+    """Return why a learner that trains must end; empty when it need not.
+
+    The learner of a complete run ends by itself.
+    """
+    if verdict.phase is LifecyclePhase.SUSPEND:
+        return "the run is suspended"
+    if verdict.phase is LifecyclePhase.FAILED:
+        return f"the run has failed: {verdict.message}"
+    return ""

@@ -32,7 +32,7 @@ from vcpo_operator.decisions.actions import (
 )
 from vcpo_operator.decisions.conflicts import Conflict, keep_size, name_conflict
 from vcpo_operator.decisions.desired import DesiredState
-from vcpo_operator.decisions.draining import accepts_commands
+from vcpo_operator.decisions.lifecycle import accepts_commands
 from vcpo_operator.names import TEMPLATE_HASH_ANNOTATION, Role, certificates_name
 from vcpo_operator.observed.records import ObservedChild, ObservedState
 

@@ -15,10 +15,11 @@ from vcpo.wire.phase import RunPhase
 from vcpo_operator.children.revision import Revision
 from vcpo_operator.decisions import status
 from vcpo_operator.decisions.conflicts import Conflict
-from vcpo_operator.decisions.draining import LearnerDrain, decide_drain
 from vcpo_operator.decisions.lifecycle import (
+    LearnerDrain,
     LifecyclePhase,
     RunVerdict,
+    decide_drain,
     judge,
     next_phase_change_s,
     starts_new_attempt,

@@ -13,9 +13,8 @@ from typing import Any, Final
 
 from vcpo.api import API_VERSION, KIND, VCPORun
 from vcpo.control.state import ControlState
-from vcpo_operator.children.config import make_parent
 from vcpo_operator.children.manifest import Kind, Owner, Parent
-from vcpo_operator.children.revision import Revision
+from vcpo_operator.children.revision import Revision, make_parent
 from vcpo_operator.decisions.actions import Action, Apply, Delete, IssueSecret
 from vcpo_operator.decisions.conflicts import Conflict
 from vcpo_operator.decisions.desired import DesiredState

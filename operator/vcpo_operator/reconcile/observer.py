@@ -10,9 +10,9 @@ from vcpo.api import VCPORun
 from vcpo.api.cluster import Transport
 from vcpo.control.signals import RunSignals
 from vcpo_operator.children.manifest import Kind
-from vcpo_operator.cluster_api.certificates import RENEWED_BEFORE_S, first_end_s
 from vcpo_operator.cluster_api.client import ApiError
 from vcpo_operator.cluster_api.executor import Executor
+from vcpo_operator.cluster_api.run_secrets import RENEWED_BEFORE_S, first_end_s
 from vcpo_operator.decisions.conflicts import (
     is_ours,
     unreadable_keys_conflict,

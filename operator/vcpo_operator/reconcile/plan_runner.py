@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from vcpo.api import missing_gpus
-from vcpo_operator.children.defaults import OperatorDefaults
+from vcpo_operator.children.family import skipped_monitor_note
 from vcpo_operator.children.manifest import Kind, Parent
-from vcpo_operator.children.monitor import skipped_monitor_note
+from vcpo_operator.children.network import OperatorDefaults
 from vcpo_operator.cluster_api.client import ApiError
 from vcpo_operator.cluster_api.executor import Executor, is_refusal
 from vcpo_operator.cluster_api.run_secrets import NameConflictError

@@ -17,24 +17,22 @@ from dataclasses import dataclass
 from pydantic import ValidationError
 
 from vcpo.api.errors import problems_of
-from vcpo_operator.children.defaults import OperatorDefaults
 from vcpo_operator.children.manifest import Kind
+from vcpo_operator.children.network import OperatorDefaults
 from vcpo_operator.cluster_api.client import ApiError
 from vcpo_operator.cluster_api.executor import Executor
 from vcpo_operator.decisions.actions import Delete
 from vcpo_operator.decisions.autoscale import decide_autoscale
 from vcpo_operator.decisions.conditions import invalid_spec_conditions, retry_delayed_conditions
-from vcpo_operator.decisions.draining import has_workers
-from vcpo_operator.decisions.lifecycle import LifecyclePhase, is_past_time_to_live
+from vcpo_operator.decisions.lifecycle import LifecyclePhase, has_workers, is_past_time_to_live
 from vcpo_operator.decisions.plan import on_delete_actions
 from vcpo_operator.decisions.snapshot import RESYNC_PERIOD_S, PlanResult, Snapshot, judge_run
 from vcpo_operator.names import RunKey
 from vcpo_operator.observed.records import RunRecord
-from vcpo_operator.reconcile.exports import RunExports
 from vcpo_operator.reconcile.memory import RunMemory
 from vcpo_operator.reconcile.observer import Observer, View
 from vcpo_operator.reconcile.plan_runner import PlanRunner
-from vcpo_operator.reconcile.status_writer import StatusWriter
+from vcpo_operator.reconcile.status_writer import RunExports, StatusWriter
 from vcpo_operator.signals.client import LearnerCommandError, SignalSource
 
 _LOGGER = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ import pytest
 
 from tests.fixtures.operator.operator import DEPLOYMENT, KEY, operator_fixture
 from vcpo.wire.access.tls import NOBODY
-from vcpo_operator.cluster_api.certificates import first_end_s
+from vcpo_operator.cluster_api.run_secrets import first_end_s
 
 NAMESPACE = f"/api/v1/namespaces/{KEY.namespace}"
 SECRET = f"{NAMESPACE}/secrets/demo-tls"

@@ -12,9 +12,9 @@ from vcpo.api import VCPORun
 from vcpo.wire.access.roles import CallerRole
 from vcpo_operator.__main__ import parser
 from vcpo_operator.children import Child, Kind, OperatorDefaults, build_children
-from vcpo_operator.children.config import make_parent
 from vcpo_operator.children.manifest import Owner
 from vcpo_operator.children.network import IngressSources
+from vcpo_operator.children.revision import make_parent
 from vcpo_operator.names import LEARNER_PORT, ROLE_LABEL, RunKey
 
 VARIANTS = all_variants()

@@ -12,8 +12,8 @@ from pydantic import ValidationError
 from tests.fixtures.operator.runs import DEFAULTS
 from vcpo.api import VCPORun
 from vcpo_operator.children import Child, Kind, build_children
-from vcpo_operator.children.config import make_parent
 from vcpo_operator.children.manifest import Owner
+from vcpo_operator.children.revision import make_parent
 from vcpo_operator.names import (
     RunKey,
     account_name,

@@ -17,8 +17,8 @@ from vcpo.service.lifecycle import SERVICE_ENVIRONMENT
 from vcpo.service.logs import END_VARIABLE, NAMESPACE_VARIABLE, POD_VARIABLE
 from vcpo.service.model_files import CACHE_VARIABLE
 from vcpo.wire.access.roles import LEARNER_ROLES, WORKER_ROLES
-from vcpo_operator.children.defaults import OperatorDefaults
 from vcpo_operator.children.manifest import Manifest, Parent, digest
+from vcpo_operator.children.network import OperatorDefaults
 from vcpo_operator.children.pod_template.overlay import merge_template
 from vcpo_operator.children.pod_template.resources import (
     DISK_BYTES,

@@ -20,8 +20,8 @@ from tests.fixtures.operator.runs import (
 )
 from vcpo.api import parse_run
 from vcpo_operator.children import Child, Kind, build_children
-from vcpo_operator.children.config import run_file
-from vcpo_operator.children.monitor import skipped_monitor_note
+from vcpo_operator.children.family import skipped_monitor_note
+from vcpo_operator.children.revision import run_file
 from vcpo_operator.names import (
     QUEUE_LABEL,
     RUN_LABEL,

@@ -11,7 +11,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.verification import PolicyBuilder, Store, VerificationError
 
-from vcpo_operator.cluster_api.certificates import (
+from vcpo_operator.cluster_api.run_secrets import (
     RENEWED_BEFORE_S,
     first_end_s,
     new_certificates,

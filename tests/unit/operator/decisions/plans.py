@@ -12,8 +12,7 @@ from vcpo.control.limits import lag_change
 from vcpo.control.scaling import Direction
 from vcpo_operator.children.revision import Revision
 from vcpo_operator.decisions.desired import DesiredState, desired_state
-from vcpo_operator.decisions.draining import LearnerDrain
-from vcpo_operator.decisions.lifecycle import LifecyclePhase, RunVerdict
+from vcpo_operator.decisions.lifecycle import LearnerDrain, LifecyclePhase, RunVerdict
 from vcpo_operator.decisions.plan import plan
 from vcpo_operator.decisions.snapshot import Snapshot
 from vcpo_operator.names import Role

@@ -10,8 +10,7 @@ import pytest
 from tests.fixtures.operator.runs import make_run, signals
 from vcpo.wire.phase import RunPhase
 from vcpo_operator.children import Kind
-from vcpo_operator.decisions.draining import LearnerDrain, decide_drain
-from vcpo_operator.decisions.lifecycle import LifecyclePhase, RunVerdict
+from vcpo_operator.decisions.lifecycle import LearnerDrain, LifecyclePhase, RunVerdict, decide_drain
 from vcpo_operator.observed.records import (
     ObservedChild,
     ObservedGroup,

@@ -10,8 +10,7 @@ from tests.fixtures.operator.runs import DEFAULTS, KEY, UID, make_run, parent, p
 from vcpo.wire.phase import RunPhase
 from vcpo_operator.children import build_children
 from vcpo_operator.children.revision import Revision
-from vcpo_operator.decisions.draining import LearnerDrain
-from vcpo_operator.decisions.lifecycle import LifecyclePhase, RunVerdict
+from vcpo_operator.decisions.lifecycle import LearnerDrain, LifecyclePhase, RunVerdict
 from vcpo_operator.decisions.snapshot import (
     Snapshot,
     judge_run,

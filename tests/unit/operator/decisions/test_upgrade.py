@@ -11,7 +11,7 @@ from tests.fixtures.operator.runs import DEFAULTS, make_run, parent
 from vcpo_operator.children import OperatorDefaults, build_children
 from vcpo_operator.children.manifest import Kind
 from vcpo_operator.children.revision import Revision
-from vcpo_operator.decisions.upgrade import decide_revision
+from vcpo_operator.decisions.desired import decide_revision
 from vcpo_operator.names import REVISION_ANNOTATION
 
 UPGRADED = dataclasses.replace(DEFAULTS, learner_image="learner:2")

@@ -17,7 +17,7 @@ from tests.fixtures.operator.operator import (
     signals,
 )
 from vcpo.wire.phase import RunPhase
-from vcpo_operator.cluster_api.certificates import first_end_s, renewed_certificates
+from vcpo_operator.cluster_api.run_secrets import first_end_s, renewed_certificates
 from vcpo_operator.observed.access import secret_data
 
 COMPLETE = signals(RunPhase.COMPLETE, step=10)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 
 from vcpo_operator.names import RunKey
-from vcpo_operator.reconcile.workqueue import LONGEST_BACKOFF_S, RunQueue
+from vcpo_operator.reconcile.loop import LONGEST_BACKOFF_S, RunQueue
 
 A, B = RunKey("ml", "a"), RunKey("ml", "b")
 
