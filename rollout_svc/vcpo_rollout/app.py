@@ -8,7 +8,6 @@ import os
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
 
 import grpc
 
@@ -83,35 +82,32 @@ class _Setting:
     certificates: CertificateFolder | None
     channel: grpc.aio.Channel
 
-    @classmethod
-    def read(cls, options: Options) -> Self:
-        """Read the run file and the keys, make the environment, and serve the metrics."""
-        with start_errors():
-            run = load_run(options.run_file)
-            logs.identify_process(run=run.metadata.name)
-            group = rollout_group(run, options.group)
-            import_from_run_folder(run)
-            environment = make_task(run.spec.environment, run.spec.seed)
-            keys = keys_from_environment(WORKER_ROLES)
-            addresses = {"--listen": options.listen, "--learner": options.learner}
-            certificates = checked_folder(addresses, options.tls, plain_text=options.plain_text)
-            channel = open_channel(
-                options.learner,
-                key=keys.get(CallerRole.WORKER),
-                trust=None if certificates is None else certificates.trust(),
-            )
-            metrics = RolloutMetrics(run=run.metadata.name, group=group.name)
-            endpoint = serve_metrics(metrics.registry, *split_address(options.metrics_listen))
-        return cls(
+
+def _read(options: Options) -> _Setting:
+    """Read the run file and the keys, make the environment, and serve the metrics."""
+    with start_errors():
+        run = load_run(options.run_file)
+        logs.identify_process(run=run.metadata.name)
+        group = rollout_group(run, options.group)
+        import_from_run_folder(run)
+        keys = keys_from_environment(WORKER_ROLES)
+        addresses = {"--listen": options.listen, "--learner": options.learner}
+        certificates = checked_folder(addresses, options.tls, plain_text=options.plain_text)
+        metrics = RolloutMetrics(run=run.metadata.name, group=group.name)
+        return _Setting(
             options=options,
             run=run,
             group=group,
-            environment=environment,
+            environment=make_task(run.spec.environment, run.spec.seed),
             metrics=metrics,
-            endpoint=endpoint,
             keys=keys,
             certificates=certificates,
-            channel=channel,
+            channel=open_channel(
+                options.learner,
+                key=keys.get(CallerRole.WORKER),
+                trust=None if certificates is None else certificates.trust(),
+            ),
+            endpoint=serve_metrics(metrics.registry, *split_address(options.metrics_listen)),
         )
 
 
@@ -132,7 +128,7 @@ async def run_worker(options: Options) -> RunPhase:
         StartError: when the user must correct something.
         EngineError: when the engine died.
     """
-    setting = _Setting.read(options)
+    setting = _read(options)
     spec, group = setting.run.spec, setting.group
     server = WireServer(keys=setting.keys or None)
     with setting.endpoint:

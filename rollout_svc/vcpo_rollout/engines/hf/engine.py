@@ -109,8 +109,8 @@ class HfEngine:
         place_model(model, torch.device(device), torch_dtype(precision))
         self._model = model
         self._limits = RequestLimits.of(model, max_model_len)
-        self._end_token_ids = end_token_ids
-        self._stop_strings = stop_strings
+        self.end_token_ids = end_token_ids
+        self.stop_strings = stop_strings
         self._num_slots = max_concurrent_sequences
         self._batch = DecodeBatch(
             model,
@@ -171,14 +171,6 @@ class HfEngine:
     @property
     def policy_version(self) -> int | None:
         return self._batch.policy_version
-
-    @property
-    def end_token_ids(self) -> frozenset[int]:
-        return self._end_token_ids
-
-    @property
-    def stop_strings(self) -> StopStrings | None:
-        return self._stop_strings
 
     async def generate(
         self, request: GenerationRequest, *, interrupt: asyncio.Event | None = None

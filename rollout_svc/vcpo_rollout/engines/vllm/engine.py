@@ -97,15 +97,16 @@ class VllmEngine:
         self._loader: VersionLoader = (
             ParameterLoader(skeleton) if lora is None else AdapterLoader(skeleton, lora)
         )
-        self._end_token_ids = end_token_ids
-        self._stop_strings = stop_strings
+        self.end_token_ids = end_token_ids
+        self.stop_strings = stop_strings
         self._vocabulary = vocabulary_of(skeleton)
         self._limits = RequestLimits(
             vocabulary_size=RequestLimits.of(skeleton).vocabulary_size,
             context_tokens=llm.model_config.max_model_len,
         )
+        self.context_tokens = self._limits.context_tokens
         self._numbers = itertools.count()
-        self._policy_version: int | None = None
+        self.policy_version: int | None = None
         self._keeps_keys = kv_cache is KvCache.KEEP
         self._gauges: RolloutGauges | None = None
         self._keys_version: int | None = None
@@ -151,22 +152,6 @@ class VllmEngine:
 
     def export_to(self, gauges: RolloutGauges) -> None:
         self._gauges = gauges
-
-    @property
-    def context_tokens(self) -> int | None:
-        return self._limits.context_tokens
-
-    @property
-    def policy_version(self) -> int | None:
-        return self._policy_version
-
-    @property
-    def end_token_ids(self) -> frozenset[int]:
-        return self._end_token_ids
-
-    @property
-    def stop_strings(self) -> StopStrings | None:
-        return self._stop_strings
 
     async def generate(
         self, request: GenerationRequest, *, interrupt: asyncio.Event | None = None
@@ -229,8 +214,8 @@ class VllmEngine:
     ) -> Generation:
         partial_response = request.partial_response
         resumed = () if partial_response is None else partial_response.token_ids
-        stops = () if self._stop_strings is None else self._stop_strings.strings
-        params = sampling_params(request, self._end_token_ids, stops)
+        stops = () if self.stop_strings is None else self.stop_strings.strings
+        params = sampling_params(request, self.end_token_ids, stops)
         name = str(next(self._numbers))
         output: CompletionOutput | None = None
         aborting = None
@@ -274,10 +259,10 @@ class VllmEngine:
         async with self._swap_order:
             with ExitStack() as files:
                 # The lock keeps other swaps out: the version in use stays until this swap.
-                written = self._loader.update(weights, in_use=self._policy_version)
+                written = self._loader.update(weights, in_use=self.policy_version)
                 update = await asyncio.to_thread(files.enter_context, written)
                 num_running = await self._swap_or_end(update, weights.policy_version)
-        self._policy_version = weights.policy_version
+        self.policy_version = weights.policy_version
         self._ready.set()
         return num_running
 
@@ -291,7 +276,7 @@ class VllmEngine:
 
     async def _swap_between_steps(self, update: Any, policy_version: int) -> int:
         """Load a version while vLLM is paused; return the number of running sequences."""
-        in_use = self._policy_version
+        in_use = self.policy_version
         # After a learner's restart a number may come again, with other weights.
         keeps = self._keeps_keys and in_use is not None and in_use < policy_version
         await self._llm.pause_generation(mode="keep", clear_cache=not keeps)
@@ -320,6 +305,6 @@ class VllmEngine:
 
     def _end_in_swap(self, policy_version: int, what: str) -> None:
         cure = ""
-        if self._policy_version is None:
+        if self.policy_version is None:
             cure = "; if every worker says so, vLLM cannot take this model: use `engine: hf`"
         self._end(f"vLLM failed to load policy version {policy_version}: {what}{cure}")
