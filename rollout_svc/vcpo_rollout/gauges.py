@@ -21,11 +21,9 @@ class RolloutGauges:
         self._version_in_use: int | None = None
 
     def add_weight_bytes(self, source: WeightSource, num_bytes: int) -> None:
-        """Count bytes of full sets and deltas that were read."""
         self._metrics.weight_sync_bytes.labels(source).inc(num_bytes)
 
     def record_swap(self, policy_version: int, duration_s: float) -> None:
-        """Record a version that was fetched, checked and swapped in, and how long that took."""
         self._metrics.weight_sync_duration_s.observe(duration_s)
         self._version_in_use = policy_version
         self.hear_of_version(max(policy_version, self._newest_version))
@@ -38,50 +36,39 @@ class RolloutGauges:
             self._metrics.weights_age_versions.set(age)
 
     def add_lease_wait(self, duration_s: float) -> None:
-        """Add time in which the worker had free slots and no lease."""
         self._metrics.lease_wait_s.inc(duration_s)
 
     def observe_environment(self, duration_s: float) -> None:
-        """Observe how long a call to the environment took, the wait for a thread included."""
         self._metrics.environment_s.observe(duration_s)
 
     def count_environment_failure(self, fault: EnvironmentFault) -> None:
-        """Count a call to the environment that failed."""
         self._metrics.environment_failures.labels(fault).inc()
 
     def set_hung_calls(self, number: int) -> None:
-        """Set the number of calls to the environment that have not returned in time."""
         self._metrics.environment_hung_calls.set(number)
 
     def set_device_memory(self, size_bytes: Mapping[MemoryState, int]) -> None:
-        """Set the memory of the engine's GPU; of several it is that of the fullest one."""
         for state, size in size_bytes.items():
             self._metrics.device_memory_bytes.labels(state).set(size)
 
     def set_in_flight(self, num_trajectories: int) -> None:
-        """Set the number of trajectories that are being generated or judged."""
         self._metrics.in_flight.set(num_trajectories)
 
     def observe_generation(self, duration_s: float) -> None:
-        """Observe how long the responses to one prompt took."""
         self._metrics.generation_s.observe(duration_s)
 
     def count_submitted(self, trajectories: Sequence[Trajectory], num_accepted: int) -> None:
-        """Count submitted trajectories, of which the learner accepted `num_accepted`."""
         self._metrics.tokens.inc(sum(one.num_sampled_tokens for one in trajectories))
         self._metrics.samples.labels("accepted").inc(num_accepted)
         self._metrics.samples.labels("lease_ended").inc(len(trajectories) - num_accepted)
 
     def count_expired(self, num_trajectories: int) -> None:
-        """Count the trajectories of a lease that expired before they were submitted."""
         self._metrics.samples.labels("lease_ended").inc(num_trajectories)
 
     def count_released(self, num_trajectories: int) -> None:
-        """Count the trajectories of a released lease."""
         self._metrics.samples.labels("released").inc(num_trajectories)
 
     def count_failed(self, num_trajectories: int, cause: FailureCause) -> None:
-        """Count the trajectories of a prompt that failed."""
         outcome = "environment_failed" if cause.is_of_environment else "engine_failed"
         self._metrics.samples.labels(outcome).inc(num_trajectories)
         self._metrics.failures.labels(cause).inc()

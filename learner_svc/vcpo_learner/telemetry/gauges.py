@@ -82,7 +82,6 @@ class LearnerGauges:
         self.show_step(record)
 
     def show_step(self, record: StepRecord) -> None:
-        """Show the numbers of a step; nothing is counted."""
         self._last_step(record)
         self._metrics.step_timestamp_s.set(record.time_unix_s)
         self.refresh()
@@ -120,7 +119,6 @@ class LearnerGauges:
             self._labels_shown[gauge_of_label] = set(values)
 
     def set_device_memory(self, size_bytes: Mapping[MemoryState, int]) -> None:
-        """Show the memory of the learner's GPU."""
         for state, size in size_bytes.items():
             self._metrics.device_memory_bytes.labels(state).set(size)
 
@@ -134,7 +132,6 @@ class LearnerGauges:
             self.add_stage(stage, self._clock() - started_s)
 
     def add_stage(self, stage: Stage, duration_s: float) -> None:
-        """Add time that the learner spent in a stage of its work."""
         self._stage_s[stage] = self._stage_s.get(stage, 0.0) + duration_s
 
     def record_resume(self, *, now_unix_s: float, saved_unix_s: float) -> None:
@@ -161,17 +158,14 @@ class LearnerGauges:
         self._metrics.evaluation_timestamp_s.set(record.time_unix_s)
 
     def record_checkpoint(self, time_unix_s: float, *, size_bytes: int, free_bytes: int) -> None:
-        """Show when the newest checkpoint was written, its size, and what is free on the disk."""
         self._metrics.checkpoint_timestamp_s.set(time_unix_s)
         self._metrics.checkpoint_bytes.set(size_bytes)
         self._metrics.disk_free_bytes.set(free_bytes)
 
     def count_refused_rollback(self) -> None:
-        """Count that the run was to be rolled back and could not be."""
         self._metrics.rollbacks_refused.inc()
 
     def count_accounting_error(self) -> None:
-        """Count that the numbers of trajectories did not add up."""
         self._metrics.accounting_errors.inc()
 
     def refresh(self) -> None:

@@ -29,26 +29,21 @@ class RunRecords:
         self._journal = Journal(run_dir)
 
     def event(self, kind: str, message: str) -> None:
-        """Write an event to the journal and the log."""
         record = EventRecord(time_unix_s=time.time(), source="learner", kind=kind, message=message)
         _LOGGER.log(record.level, "%s: %s", kind, message, extra={"event": kind})
         self._journal.event(record)
 
     def step(self, record: StepRecord) -> None:
-        """Write the record of a step."""
         self._journal.step(record)
 
     def samples(self, step: int, samples: Sequence[Sample], *, total_steps: int) -> None:
-        """Write responses of a step for people; a full disk costs these alone."""
         with contextlib.suppress(OSError):
             write_samples(self._run_dir, step, samples, total_steps=total_steps)
 
     def evaluation(self, record: EvaluationRecord, answers: Sequence[Sample]) -> None:
-        """Write the record of an evaluation, and answers for people."""
         with contextlib.suppress(OSError):
             write_answers(self._run_dir, record.step, answers)
         self._journal.evaluation(record)
 
     def read(self) -> Metrics:
-        """Read the records."""
         return read_metrics(self._run_dir)
