@@ -50,7 +50,6 @@ ANSWERS: Final[Mapping[Kind, Answer]] = {
     Kind.WORKER_KILLED: _WORKER_ENDS,
     Kind.WORKER_KILLED_AT_SWAP: _WORKER_ENDS,
     Kind.WORKER_KILLED_AT_SUBMIT: _WORKER_ENDS,
-    Kind.WORKER_WITHOUT_MEMORY: _WORKER_ENDS,
     Kind.LEARNER_KILLED: _LEARNER_ENDS,
     Kind.LEARNER_KILLED_AT_START: _LEARNER_ENDS,
     Kind.LEARNER_KILLED_AT_STEP: _LEARNER_ENDS,
@@ -58,16 +57,9 @@ ANSWERS: Final[Mapping[Kind, Answer]] = {
     Kind.LEARNER_KILLED_AT_SAVE: _LEARNER_ENDS,
     Kind.LEARNER_KILLED_AT_PUBLISH: _LEARNER_ENDS,
     Kind.LEARNER_TERMINATED: _ANY_ENDS,  # it tells its workers that the run drains
-    Kind.LEARNER_WITHOUT_MEMORY: _LEARNER_ENDS,
     Kind.DISK_READ_ONLY_AT_START: _LEARNER_ENDS,
     Kind.CHECKPOINT_DAMAGED: _LEARNER_ENDS,
     Kind.LOG_DAMAGED: _LOG_IS_DAMAGED,
-    Kind.HOST_KILLED: _ANY_ENDS,
-    Kind.HOST_KILLED_OVER_STOPPED: _ANY_ENDS,
-    Kind.HOST_TERMINATED: _ANY_ENDS,
-    Kind.RANK_KILLED: _LEARNER_ENDS,
-    Kind.RANK_STOPPED: _LEARNER_ENDS,
-    Kind.RANKS_CUT: _LEARNER_ENDS,
 }
 RESTARTING: Final = frozenset(kind for kind, answer in ANSWERS.items() if answer.ends)
 """Kinds after which a process starts anew, which takes most of a run's time."""

@@ -1,4 +1,4 @@
-"""Plays a schedule of faults on a run and on a local host, and judges what came of it.
+"""Plays a schedule of faults on a run, and judges what came of it.
 
 ```
 seed --> schedule --> inject --> did it happen? --> did the product show it? --> a new step?
@@ -27,23 +27,21 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from tests.chaos import host_faults, machine_faults, peer_faults, wire_faults
+from tests.chaos import machine_faults, wire_faults
 from tests.chaos.__main__ import OWN_MOUNTS_VARIABLE
 from tests.chaos.answers import Window, unexpected_ends
 from tests.chaos.fault import Fault, NotInjectedError, schedule
-from tests.chaos.host_faults import LiveHost
 from tests.chaos.kinds import ON_OWN_DISK, SHORT, Kind
 from tests.chaos.live_run import MODEL, TERMS, LiveRun
-from tests.chaos.recorder import Verdict, joined, judge, read_message, read_new_lines
+from tests.chaos.recorder import Verdict, judge, read_message, read_new_lines
 from vcpo.service.lifecycle import SERVICE_ENVIRONMENT
 
 if TYPE_CHECKING:
     from tests.chaos.labels import LabelCheck
     from tests.chaos.steps import StepCheck
 
-_ON_RUN = {**wire_faults.INJECTORS, **machine_faults.INJECTORS, **peer_faults.INJECTORS}
-_ON_HOST = host_faults.INJECTORS
-_KINDS_BAR = 55
+_INJECTORS = {**wire_faults.INJECTORS, **machine_faults.INJECTORS}
+_KINDS_BAR = 35
 _ZERO = (
     *("lost", "double_trained", "mislabelled", "wrongly_dropped", "wrong_steps"),
     *("unexpected_ends", "hangs", "silent", "orphans"),
@@ -63,7 +61,6 @@ class Chaos:
     """One run under a schedule, and what came of it."""
 
     run: LiveRun
-    host: LiveHost
     labels: LabelCheck
     steps: StepCheck
     draw: random.Random
@@ -73,7 +70,7 @@ class Chaos:
     silent: list[str] = field(default_factory=list)
     hangs: list[str] = field(default_factory=list)
     windows: list[Window] = field(default_factory=list)
-    """The times of the faults on the run."""
+    """The times of the faults."""
     wrong_labels: set[str] = field(default_factory=set)
     _read_bytes: dict[Path, int] = field(default_factory=dict)
     """How much of each worker's witness was read for labels."""
@@ -83,14 +80,10 @@ class Chaos:
     """The newest messages that were submitted, by id."""
 
     async def play(self, faults: Sequence[Fault], ends_s: float) -> None:
-        """Inject faults until a moment of the monotonic clock: each arena beside the others."""
-        arenas = [
-            [fault for fault in faults if fault.kind in kinds] for kinds in (_ON_RUN, _ON_HOST)
-        ]
-        await asyncio.gather(*(self._play_in_turn(each, ends_s) for each in arenas))
+        """Inject faults one after another until a moment of the monotonic clock.
 
-    async def _play_in_turn(self, faults: Sequence[Fault], ends_s: float) -> None:
-        """Inject faults one after another; what could not happen is tried again at the end."""
+        What could not happen is tried again at the end.
+        """
         waiting, tries = deque(faults), Counter[int]()
         while waiting and time.monotonic() < ends_s:
             fault = waiting.popleft()
@@ -99,21 +92,16 @@ class Chaos:
             happened = await self._play(fault, tries[fault.number])
             if not happened and tries[fault.number] < _MOST_TRIES:
                 waiting.append(fault)
-            if fault.kind in _ON_RUN:
-                await asyncio.to_thread(self.check)
+            await asyncio.to_thread(self.check)
         if waiting:
             _say(f"the time is up, {len(waiting)} faults are left")
 
     async def _play(self, fault: Fault, number_of_try: int) -> bool:
-        """Inject one fault, and let its arena recover; return False if it could not happen."""
-        of_run, draw = fault.kind in _ON_RUN, random.Random(fault.seed + number_of_try)
-        if of_run:
-            self.windows.append(Window(kind=fault.kind, begun_s=time.monotonic()))
+        """Inject one fault, and let the run recover; return False if it could not happen."""
+        draw = random.Random(fault.seed + number_of_try)
+        self.windows.append(Window(kind=fault.kind, begun_s=time.monotonic()))
         try:
-            if of_run:
-                injected = await _ON_RUN[fault.kind](self.run, draw)
-            else:
-                injected = await _ON_HOST[fault.kind](self.host, draw)
+            injected = await _INJECTORS[fault.kind](self.run, draw)
         except NotInjectedError as error:
             self.missed[fault.kind] += 1
             _say(f"{fault.number} {fault.kind}: not injected, {error}")
@@ -129,30 +117,23 @@ class Chaos:
         return True
 
     async def _recover(self, fault: Fault) -> None:
-        """Wait until the arena of a fault goes on; if it does not in time, it hangs."""
-        arena = self.run if fault.kind in _ON_RUN else self.host
-        if not await arena.progress():
+        """Wait until the run goes on; if it does not in time, it hangs."""
+        if not await self.run.progress():
             _say(f"    HANGS after {fault.kind}")
             self.hangs.append(f"{fault.number} {fault.kind}")
-        if arena is self.run:
-            self._close_windows()
-
-    def _close_windows(self) -> None:
-        """The run has recovered from all faults so far."""
         for window in self.windows:
             window.over_s = min(window.over_s, time.monotonic())
 
     async def begin(self) -> None:
-        """Wait until the run works; the local run begins with its first fault."""
+        """Wait until the run works."""
         if not await self.run.progress():
             raise RuntimeError(f"the run did not begin to work; see {self.run.folder}")
         _say("the run works")
 
     async def settle(self) -> None:
-        """Wait until all go on after the last fault."""
-        for what, arena in (("run", self.run), ("local run", self.host)):
-            if not await arena.progress():
-                self.hangs.append(f"the {what} at the end")
+        """Wait until the run goes on after the last fault."""
+        if not await self.run.progress():
+            self.hangs.append("at the end")
 
     def check_labels(self) -> None:
         """Compute again some of the responses that were confirmed since the last time."""
@@ -209,13 +190,9 @@ class Chaos:
             "steps_checked": self.steps.num_checked,
             "farthest_step": round(self.steps.farthest, 6),
             "usual_step_s": round(median(self.run.pace.steps_s or [0.0]), 2),
-            "longest_silence_s": {
-                "run": round(self.run.pace.longest_silence_s, 1),
-                "local_run": round(self.host.pace.longest_silence_s, 1),
-            },
+            "longest_silence_s": round(self.run.pace.longest_silence_s, 1),
             "learner_lives": len(self.run.lives),
             "worker_lives": len(self.run.workers),
-            "host_lives": self.host.num_starts,
             "not_injected": dict(self.missed),
             "seconds": round(seconds),
             "named": {
@@ -237,23 +214,19 @@ async def chaos(
 ) -> dict[str, Any]:
     """Run a schedule; what came of it."""
     started_s = time.monotonic()
-    async with LiveRun(folder, run_dir) as run, LiveHost(folder / "host") as host:
+    async with LiveRun(folder, run_dir) as run:
         # It loads torch, which takes seconds; the processes start meanwhile.
         labels, steps = await asyncio.to_thread(_checks, run)
-        played = Chaos(run, host, labels, steps, random.Random(seed))
+        played = Chaos(run, labels, steps, random.Random(seed))
         await played.begin()
         await played.play(faults, started_s + 60.0 * minutes)
         await played.settle()
-        for what, arena in (("learner", run), ("local run", host)):
-            if await arena.drain() is None:
-                played.hangs.append(f"the {what} does not end")
-        orphans = [*run.leftovers(), *host.leftovers()]
+        if await run.drain() is None:
+            played.hangs.append("the learner does not end")
+        orphans = run.leftovers()
         played.check()
-        verdicts = [
-            judge(*run.lines(), terms=TERMS, damages=run.damages),
-            judge(*host.lines(), terms=TERMS),
-        ]
-    return played.result(joined(verdicts), orphans, time.monotonic() - started_s)
+        verdict = judge(*run.lines(), terms=TERMS, damages=run.damages)
+    return played.result(verdict, orphans, time.monotonic() - started_s)
 
 
 def _checks(run: LiveRun) -> tuple[LabelCheck, StepCheck]:

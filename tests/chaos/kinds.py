@@ -19,17 +19,6 @@ class Kind(StrEnum):
     LEARNER_DEAF = "network_one_way_to_learner"
     LEARNER_MUTE = "network_one_way_to_worker"
 
-    STRANGER = "peer_wrong_key"
-    OTHER_ROLE = "peer_wrong_role"
-    REPLAYED = "peer_replayed_submission"
-    FUTURE_LABEL = "peer_future_label"
-    FOREIGN_TOKENS = "peer_unknown_tokens"
-    NOT_A_NUMBER = "peer_reward_not_a_number"
-    ABANDONED = "peer_abandoned_lease"
-    GARBAGE_BYTES = "peer_garbage_bytes"
-    GARBAGE_MESSAGE = "peer_garbage_message"
-    OVERSIZE = "peer_oversize_message"
-    PLAIN_TEXT = "peer_plain_text"
     WRONG_WEIGHTS = "weights_bit_flipped"
 
     RENEWED = "certificate_renewed"
@@ -58,17 +47,6 @@ class Kind(StrEnum):
     CLOCK_FORTH = "clock_set_forth"
     CLOCK_JUMPING = "clock_jumping"
 
-    WORKER_WITHOUT_MEMORY = "worker_without_memory"
-    LEARNER_WITHOUT_MEMORY = "learner_without_memory"
-
-    HOST_KILLED = "host_killed"
-    HOST_KILLED_OVER_STOPPED = "host_killed_over_stopped_children"
-    HOST_TERMINATED = "host_terminated"
-    HOST_STOPPED = "host_stopped"
-    RANK_KILLED = "rank_killed"
-    RANK_STOPPED = "rank_stopped"
-    RANKS_CUT = "ranks_cut"
-
     DISK_FULL = "disk_full"
     DISK_READ_ONLY = "disk_read_only"
     DISK_READ_ONLY_AT_START = "disk_read_only_at_start"
@@ -80,9 +58,7 @@ class Kind(StrEnum):
 SHORT: Final = frozenset(
     {
         *(Kind.DELAYED, Kind.THROTTLED, Kind.CORRUPTED, Kind.SWALLOWED, Kind.TORN, Kind.CUT),
-        *(Kind.STRANGER, Kind.OTHER_ROLE, Kind.REPLAYED),
-        *(Kind.FUTURE_LABEL, Kind.FOREIGN_TOKENS, Kind.NOT_A_NUMBER, Kind.OVERSIZE),
-        *(Kind.GARBAGE_BYTES, Kind.GARBAGE_MESSAGE, Kind.PLAIN_TEXT, Kind.RENEWED),
+        *(Kind.RENEWED, Kind.WRONG_WEIGHTS, Kind.CLOCK_BACK, Kind.CLOCK_FORTH),
         *(Kind.JOURNAL_TORN, Kind.WORKER_KILLED_AT_SUBMIT, Kind.LEARNER_KILLED_AT_COMMIT),
     }
 )

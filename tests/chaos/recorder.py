@@ -192,27 +192,6 @@ def judge(
     )
 
 
-def joined(verdicts: Sequence[Verdict]) -> Verdict:
-    """The verdict on several runs."""
-    dropped = Counter[str]()
-    for each in verdicts:
-        dropped.update(each.dropped)
-
-    def all_of(name: str) -> list[str]:
-        return [one for each in verdicts for one in getattr(each, name)]
-
-    def total(name: str) -> int:
-        return sum(getattr(each, name) for each in verdicts)
-
-    return Verdict(
-        **{name: all_of(name) for name in ("lost", "double_trained", "mislabelled")},
-        wrongly_dropped=all_of("wrongly_dropped"),
-        **{name: total(name) for name in ("num_confirmed", "num_trained", "num_waiting")},
-        **{name: total(name) for name in ("num_weights", "num_lost_with_disk")},
-        dropped=dict(dropped),
-    )
-
-
 def read_message(encoded: str) -> work_pb2.Trajectory:
     """The message that a witness wrote down."""
     return work_pb2.Trajectory.FromString(base64.b64decode(encoded))

@@ -265,7 +265,7 @@ def test_every_kind_has_an_answer():
 
 def test_a_process_that_ends_though_no_fault_of_its_time_allows_it_is_found():
     windows = [
-        Window(kind=Kind.GARBAGE_BYTES, begun_s=0.0, over_s=10.0),
+        Window(kind=Kind.CUT, begun_s=0.0, over_s=10.0),
         Window(kind=Kind.WORKER_KILLED, begun_s=5.0, over_s=10.0),
     ]
     ends = [
