@@ -57,7 +57,7 @@ from vcpo_learner.services.work import PolicyService, WorkService
 from vcpo_learner.telemetry.gauges import LearnerGauges
 from vcpo_learner.telemetry.run_records import RunRecords
 from vcpo_learner.telemetry.signals import SignalWindow
-from vcpo_learner.training.assembly import TrainingAssembly
+from vcpo_learner.training.loop import TrainingLoop
 from vcpo_learner.training.policy_on_ranks import PolicyOnRanks
 from vcpo_learner.troubles import Troubles
 from vcpo_learner.weights.store import PolicyStore, VersionFolder
@@ -166,25 +166,21 @@ class _Learner:
         )
         self.weight_server = options.weight_server(self.folder, keys=self.keys)
         self.policies = PolicyStore(self.folder, incarnation=incarnation, clock=time.monotonic)
-        self.training = TrainingAssembly(
+        self.training = TrainingLoop.build(
             run=run,
             run_dir=options.run_dir,
-            model=policy.model,
-            tokenizer=policy.tokenizer,
-            update=policy.update,
-            commands=policy.commands,
+            policy=policy,
             published=PublishedState(policy.model),
+            policies=self.policies,
+            weight_server=self.weight_server,
             dispatcher=self.dispatcher,
             log=self.log,
-            policies=self.policies,
-            ranks=policy.ranks,
             signals=self.signals,
             gauges=self.gauges,
             records=records,
             troubles=troubles,
             clock=time.monotonic,
-            weight_server=self.weight_server,
-        ).loop()
+        )
         self._spec = spec
         self._bounds = ResponseBounds.from_spec(
             spec,

@@ -14,11 +14,13 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
 from vcpo.algo.health.early_warning import WarningLevel
-from vcpo.api import VCPORunSpec, algorithm_warnings, batch_warnings, rollout_warnings
+from vcpo.api import VCPORun, VCPORunSpec, algorithm_warnings, batch_warnings, rollout_warnings
 from vcpo.control.limits import ChangeKind, lag_change_sentence, warning_reason
 from vcpo.judgement import lasting_collapse
 from vcpo.metrics.label_values import Stage
@@ -34,6 +36,8 @@ from vcpo_learner.ledger.dispatcher import Dispatcher
 from vcpo_learner.ledger.failure_watch import TooManyFailuresError
 from vcpo_learner.ledger.lease import Lease
 from vcpo_learner.ledger.redo_log import RedoLog
+from vcpo_learner.model.model_folder import ModelExport
+from vcpo_learner.model.published_state import PublishedState
 from vcpo_learner.telemetry.gauges import LearnerGauges
 from vcpo_learner.telemetry.run_records import RunRecords
 from vcpo_learner.telemetry.signals import SignalWindow
@@ -41,6 +45,7 @@ from vcpo_learner.telemetry.step_log import StepLog
 from vcpo_learner.telemetry.streaks import streak_fields, window_fields
 from vcpo_learner.training.batch_fields import batch_fields
 from vcpo_learner.training.mismatch_watch import MismatchWatch
+from vcpo_learner.training.policy_on_ranks import PolicyOnRanks
 from vcpo_learner.training.publication import Publication
 from vcpo_learner.training.recovery import Recovery
 from vcpo_learner.training.rollback import Rollback
@@ -50,64 +55,135 @@ from vcpo_learner.training.tensor_thread import TensorThread
 from vcpo_learner.troubles import Answer, Trouble, Troubles
 from vcpo_learner.update.policy_update import PolicyUpdate
 from vcpo_learner.update.result import PendingStep, UpdateResult
+from vcpo_learner.weight_server.process import WeightServer
+from vcpo_learner.weights.store import PolicyStore
 
 _LOGGER = logging.getLogger(__name__)
 _POLL_S = 1.0
 """Time between two looks at whether the run still waits for its log."""
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
 class TrainingLoop:
     """Takes the steps of one run. Owner: the learner's event loop."""
 
-    def __init__(
-        self,
-        spec: VCPORunSpec,
-        tokenizer: PreTrainedTokenizerBase,
+    spec: VCPORunSpec
+    tokenizer: PreTrainedTokenizerBase
+    dispatcher: Dispatcher
+    log: RedoLog
+    update: PolicyUpdate
+    troubles: Troubles
+    thread: TensorThread
+    saver: RunSaver
+    rollback: Rollback
+    publication: Publication
+    recovery: Recovery
+    mismatch: MismatchWatch
+    signals: SignalWindow
+    gauges: LearnerGauges
+    records: RunRecords
+    step_log: StepLog
+    clock: Clock
+    _evaluation: asyncio.Task[None] | None = None
+    """The evaluation beside training, until it was awaited."""
+
+    @classmethod
+    def build(
+        cls,
         *,
+        run: VCPORun,
+        run_dir: Path,
+        policy: PolicyOnRanks,
+        published: PublishedState,
+        policies: PolicyStore,
+        weight_server: WeightServer | None,
         dispatcher: Dispatcher,
         log: RedoLog,
-        update: PolicyUpdate,
-        troubles: Troubles,
-        thread: TensorThread,
-        saver: RunSaver,
-        rollback: Rollback,
-        publication: Publication,
-        recovery: Recovery,
-        mismatch: MismatchWatch,
         signals: SignalWindow,
         gauges: LearnerGauges,
         records: RunRecords,
-        step_log: StepLog,
+        troubles: Troubles,
         clock: Clock,
-    ) -> None:
-        self._spec = spec
-        self._tokenizer = tokenizer
-        self._dispatcher = dispatcher
-        self._log = log
-        self._update = update
-        self._health = update.health
-        self._troubles = troubles
-        self._thread = thread
-        self._saver = saver
-        self._rollback = rollback
-        self._publication = publication
-        self._recovery = recovery
-        self._mismatch = mismatch
-        self._signals = signals
-        self._gauges = gauges
-        self._records = records
-        self._step_log = step_log
-        self._clock = clock
-        self._evaluation: asyncio.Task[None] | None = None
-        """The evaluation beside training, until it was awaited."""
+    ) -> TrainingLoop:
+        """Build the loop of one learner from the learner's parts.
+
+        weight_server: sends the versions' files; None: all workers see them.
+        """
+        spec, update, thread = run.spec, policy.update, TensorThread()
+        step_log = StepLog(spec.steps, clock=clock)
+        saver = RunSaver(
+            run=run,
+            run_dir=run_dir,
+            export=ModelExport(run.metadata.name, spec.model, policy.model, policy.tokenizer),
+            update=update,
+            dispatcher=dispatcher,
+            log=log,
+            thread=thread,
+            gauges=gauges,
+            records=records,
+            troubles=troubles,
+        )
+        rollback = Rollback(
+            age_steps=spec.rollback_age_steps,
+            update=update,
+            dispatcher=dispatcher,
+            saver=saver,
+            thread=thread,
+            signals=signals,
+            gauges=gauges,
+            records=records,
+        )
+        recovery = Recovery(
+            run=run,
+            run_dir=run_dir,
+            update=update,
+            dispatcher=dispatcher,
+            log=log,
+            saver=saver,
+            signals=signals,
+            gauges=gauges,
+            records=records,
+            step_log=step_log,
+        )
+        publication = Publication(
+            precision=spec.published_precision,
+            commands=policy.commands,
+            published=published,
+            tensor_thread=thread,
+            dispatcher=dispatcher,
+            ranks=policy.ranks,
+            policies=policies,
+            weight_server=weight_server,
+            gauges=gauges,
+        )
+        mismatch = MismatchWatch(spec=spec, dispatcher=dispatcher, signals=signals, records=records)
+        return cls(
+            spec=spec,
+            tokenizer=policy.tokenizer,
+            dispatcher=dispatcher,
+            log=log,
+            update=update,
+            troubles=troubles,
+            thread=thread,
+            saver=saver,
+            rollback=rollback,
+            publication=publication,
+            recovery=recovery,
+            mismatch=mismatch,
+            signals=signals,
+            gauges=gauges,
+            records=records,
+            step_log=step_log,
+            clock=clock,
+        )
 
     def require_unused(self) -> None:
         """Check that the run directory holds nothing of another run; as `Recovery`."""
-        self._recovery.require_unused()
+        self.recovery.require_unused()
 
     def resume(self) -> int:
         """Resume from the newest checkpoint and the log; return its step; as `Recovery`."""
-        return self._recovery.resume()
+        return self.recovery.resume()
 
     async def run(self, drain_s: float) -> RunPhase:
         """Train until the last step, or until the run leaves the phase `RUNNING`; return the phase.
@@ -120,78 +196,78 @@ class TrainingLoop:
             MismatchError: if workers and learner do not compute the same policy.
             TooManyFailuresError: if every generation fails; the steps taken so far are saved.
         """
-        if self._saver.is_complete:
+        if self.saver.is_complete:
             await self._end("complete before this start")
-            return self._dispatcher.phase
-        for warning in algorithm_warnings(self._spec.algorithm):
+            return self.dispatcher.phase
+        for warning in algorithm_warnings(self.spec.algorithm):
             self.event("Warning", f"algorithm: {warning}")
-        for warning in batch_warnings(self._spec.batch, self._spec.algorithm):
+        for warning in batch_warnings(self.spec.batch, self.spec.algorithm):
             self.event("Warning", f"batch: {warning}")
-        for warning in rollout_warnings(self._spec.model, self._spec.rollouts):
+        for warning in rollout_warnings(self.spec.model, self.spec.rollouts):
             self.event("Warning", f"rollouts: {warning}")
         await self._until_kept()
-        await self._publication.begin()
+        await self.publication.begin()
         try:
             await self._take_steps()
         except TooManyFailuresError as error:
             self.event("Failed", str(error))
-            if self._dispatcher.step > 0:
-                await self._saver.save()
+            if self.dispatcher.step > 0:
+                await self.saver.save()
             raise
         finally:
             # However training ends, the checkpoint on its way reaches the disk.
-            await self._saver.join()
+            await self.saver.join()
         await self._finish(drain_s)
-        return self._dispatcher.phase
+        return self.dispatcher.phase
 
     def report_log(self) -> None:
         """Write the events of the redo log since the last call."""
-        for kind, message in self._log.take_events():
+        for kind, message in self.log.take_events():
             self.event(kind, message)
 
     def event(self, kind: str, message: str) -> None:
         """Write an event of the learner."""
-        self._records.event(kind, message)
+        self.records.event(kind, message)
 
     async def _until_kept(self) -> None:
         """Wait until the log has this start: then no later one makes versions of its numbers."""
-        kept = asyncio.ensure_future(self._dispatcher.ledger.wait_until_kept())
-        while not kept.done() and self._dispatcher.phase is RunPhase.RUNNING:
+        kept = asyncio.ensure_future(self.dispatcher.ledger.wait_until_kept())
+        while not kept.done() and self.dispatcher.phase is RunPhase.RUNNING:
             await asyncio.wait([kept], timeout=_POLL_S)
         kept.cancel()
 
     async def _take_steps(self) -> None:
         """Evaluate before the first step; take steps until the last one or until a stop."""
-        if self._dispatcher.step == 0:
-            with self._gauges.stage(Stage.EVALUATE):
+        if self.dispatcher.step == 0:
+            with self.gauges.stage(Stage.EVALUATE):
                 await self._evaluate(exclusive=True)
-        while self._dispatcher.step < self._spec.steps:
+        while self.dispatcher.step < self.spec.steps:
             if not await self._step():
                 return
 
     async def _step(self) -> bool:
         """Take one optimizer step; return False if the run is stopped."""
-        waiting_since_s = self._clock()
-        self._signals.start_waiting()
-        groups = await self._publication.unless_it_fails(self._dispatcher.next_batch())
+        waiting_since_s = self.clock()
+        self.signals.start_waiting()
+        groups = await self.publication.unless_it_fails(self.dispatcher.next_batch())
         if groups is None:
             return False
-        started_s = self._clock()
-        self._signals.start_working()
-        version, step = self._dispatcher.policy_version, self._dispatcher.step
-        lag_limit_steps = self._dispatcher.lag_limit_at(step)
+        started_s = self.clock()
+        self.signals.start_working()
+        version, step = self.dispatcher.policy_version, self.dispatcher.step
+        lag_limit_steps = self.dispatcher.lag_limit_at(step)
         result = await self._train_on(groups)
         if result is None:
             return True
-        self._mismatch.after_step(result)
-        self._dispatcher.advance_version()
+        self.mismatch.after_step(result)
+        self.dispatcher.advance_version()
         self._observe_warning(result, step + 1)  # before more work is granted
-        is_rolled_back = await self._rollback.after_step()
+        is_rolled_back = await self.rollback.after_step()
         if is_rolled_back:
-            health = self._health
-            self._dispatcher.observe_health(health.level, health.rollbacks)
-        await self._publication.begin()
-        finished_s = self._clock()
+            health = self.update.health
+            self.dispatcher.observe_health(health.level, health.rollbacks)
+        await self.publication.begin()
+        finished_s = self.clock()
         record = self._record(
             result,
             groups,
@@ -200,51 +276,51 @@ class TrainingLoop:
             idle_s=started_s - waiting_since_s,
             step_s=finished_s - started_s,
         )
-        self._records.step(record)
-        samples = step_samples(record.step, groups, self._tokenizer)
-        self._records.samples(record.step, samples, total_steps=self._spec.steps)
-        self._signals.record_step(record)
+        self.records.step(record)
+        samples = step_samples(record.step, groups, self.tokenizer)
+        self.records.samples(record.step, samples, total_steps=self.spec.steps)
+        self.signals.record_step(record)
         self._show_update(result)
-        self._gauges.record_step(record, groups, result.log_weights)
-        next_backoff = self._health.backoff.factor  # with a rollback of this step
-        for kind, message in self._step_log.events(
+        self.gauges.record_step(record, groups, result.log_weights)
+        next_backoff = self.update.health.backoff.factor  # with a rollback of this step
+        for kind, message in self.step_log.events(
             record, result.skip_detail, next_backoff=next_backoff
         ):
             self.event(kind, message)
-        for kind, message in self._step_log.far_rewards(record.step, groups, result.reward_limits):
+        for kind, message in self.step_log.far_rewards(record.step, groups, result.reward_limits):
             self.event(kind, message)
-        self._step_log.log_if_due(record)
+        self.step_log.log_if_due(record)
         await self._between_steps(record.step, is_rolled_back=is_rolled_back)
         return True
 
     def _observe_warning(self, result: UpdateResult, step: int) -> None:
         """Let the early warning of a step lower the lag limit, and say so."""
-        before, level = self._dispatcher.lag_limit, WarningLevel(result.warning_level)
-        self._dispatcher.observe_health(level, before.rollbacks)
-        if (steps := self._dispatcher.lag_limit.steps) != before.steps:
+        before, level = self.dispatcher.lag_limit, WarningLevel(result.warning_level)
+        self.dispatcher.observe_health(level, before.rollbacks)
+        if (steps := self.dispatcher.lag_limit.steps) != before.steps:
             reason = warning_reason(level, result.warning_score, step)
             self.event(ChangeKind.THROTTLED, lag_change_sentence(before.steps, steps, reason))
 
     async def _train_on(self, groups: Sequence[Lease]) -> UpdateResult | None:
         """Take or skip the update of a batch; return None if none can be taken: it is dropped."""
-        version, ledger = self._dispatcher.policy_version, self._dispatcher.ledger
+        version, ledger = self.dispatcher.policy_version, self.dispatcher.ledger
         try:
-            pending = await self._thread.run(lambda: self._begin(groups, version))
+            pending = await self.thread.run(lambda: self._begin(groups, version))
             # Trajectories that arrived meanwhile are of the version that is still current.
             newest = ledger.newest_trajectories(version, num_tokens=pending.wanted_fresh_tokens)
-            result = await self._thread.run(lambda: self._conclude(newest))
+            result = await self.thread.run(lambda: self._conclude(newest))
         except Exception as error:  # a model's own code may raise anything
-            if not self._update.is_whole:
+            if not self.update.is_whole:
                 raise
             self._drop(groups, error)
             return None
-        self._troubles.end_row(Trouble.BATCH)
+        self.troubles.end_row(Trouble.BATCH)
         return result
 
     def _begin(self, groups: Sequence[Lease], version: int) -> PendingStep:
         """Compute the gradient of a batch, in the tensor thread."""
-        batch = self._update.draw([group.trajectories for group in groups])
-        return self._update.begin(batch, policy_version=version)
+        batch = self.update.draw([group.trajectories for group in groups])
+        return self.update.begin(batch, policy_version=version)
 
     def _conclude(self, newest: Sequence[Trajectory]) -> UpdateResult:
         """Take the step, in the tensor thread; without what is beside the batch if that breaks it.
@@ -252,10 +328,10 @@ class TrainingLoop:
         A group that causes errors is found when it is trained on.
         """
         try:
-            return self._update.finish(newest)
+            return self.update.finish(newest)
         except Exception:  # as above
-            if newest and self._update.is_whole:
-                return self._update.finish(())
+            if newest and self.update.is_whole:
+                return self.update.finish(())
             raise
 
     def _drop(self, groups: Sequence[Lease], error: Exception) -> None:
@@ -264,10 +340,10 @@ class TrainingLoop:
         Raises:
             StartError: if batches before it broke the update too.
         """
-        ledger, troubles = self._dispatcher.ledger, self._troubles
+        ledger, troubles = self.dispatcher.ledger, self.troubles
         ledger.return_batch(groups)
         ledger.drop(groups, DropReason.QUARANTINED)
-        self._dispatcher.notify()
+        self.dispatcher.notify()
         why = f"{type(error).__name__}: {error}"[:500]
         _LOGGER.error("the update fails on a batch", exc_info=error)
         ids = ", ".join(group.lease_id for group in groups)
@@ -284,18 +360,18 @@ class TrainingLoop:
 
         is_rolled_back: a checkpoint is due then, or a restart would undo the rollback.
         """
-        last = step >= self._spec.steps
+        last = step >= self.spec.steps
         if self._evaluation is not None and self._evaluation.done():
             await self._join_evaluation()
-        if step % self._spec.evaluation.every_steps == 0 and not last and self._evaluation is None:
+        if step % self.spec.evaluation.every_steps == 0 and not last and self._evaluation is None:
             self._evaluation = asyncio.create_task(self._evaluate(exclusive=False))
         if not last:
-            await self._saver.save_if_due(is_wanted=is_rolled_back)
+            await self.saver.save_if_due(is_wanted=is_rolled_back)
 
     async def _finish(self, drain_s: float) -> None:
         """Evaluate the last version, or wait for work in flight if the run drains; then save."""
-        await self._publication.join()
-        if (is_stuck := self._dispatcher.ledger.is_stuck) and self._evaluation is not None:
+        await self.publication.join()
+        if (is_stuck := self.dispatcher.ledger.is_stuck) and self._evaluation is not None:
             # The log holds up the answers that its workers wait for.
             self._evaluation.cancel()
             await asyncio.wait([self._evaluation])
@@ -303,30 +379,30 @@ class TrainingLoop:
                 self._evaluation = None
                 self.event("EvaluationWithoutResult", "it was not over, and the disk is full")
         await self._join_evaluation()
-        if self._dispatcher.phase is not RunPhase.RUNNING:
-            await self._dispatcher.wait_until_idle(drain_s)
+        if self.dispatcher.phase is not RunPhase.RUNNING:
+            await self.dispatcher.wait_until_idle(drain_s)
         elif is_stuck:  # nobody could answer
-            step, why = self._dispatcher.step, "the redo log has no room for its responses"
+            step, why = self.dispatcher.step, "the redo log has no room for its responses"
             self.event("EvaluationWithoutResult", f"step {step}: {why}")
         else:
-            with self._gauges.stage(Stage.EVALUATE):
+            with self.gauges.stage(Stage.EVALUATE):
                 await self._evaluate(exclusive=True)
-        await self._saver.finish()
+        await self.saver.finish()
         await self._end("the model is saved")
 
     async def _end(self, how: str) -> None:
         """Judge the run and set the phase `COMPLETE`, unless the run was asked to stop."""
         collapse = ""
-        if self._dispatcher.phase is RunPhase.RUNNING:
-            metrics = await asyncio.to_thread(self._records.read)
+        if self.dispatcher.phase is RunPhase.RUNNING:
+            metrics = await asyncio.to_thread(self.records.read)
             collapse = lasting_collapse(metrics)
             # Before the phase: who reads COMPLETE reads how the run ended as well.
-            self._signals.collapse = collapse
-        if self._dispatcher.complete():
+            self.signals.collapse = collapse
+        if self.dispatcher.complete():
             kind, how = ("Collapsed", f"{how}. {collapse}") if collapse else ("Complete", how)
-            self.event(kind, f"{self._dispatcher.step} steps; {how}")
-        self._publication.close()
-        self._thread.shutdown()
+            self.event(kind, f"{self.dispatcher.step} steps; {how}")
+        self.publication.close()
+        self.thread.shutdown()
 
     async def _join_evaluation(self) -> None:
         """Wait for the evaluation beside training; raise its error."""
@@ -336,9 +412,9 @@ class TrainingLoop:
 
     async def _evaluate(self, *, exclusive: bool) -> None:
         """Run an evaluation round and record its result."""
-        step = self._dispatcher.step
-        await self._publication.join()
-        result = await self._dispatcher.evaluate(step, exclusive=exclusive)
+        step = self.dispatcher.step
+        await self.publication.join()
+        result = await self.dispatcher.evaluate(step, exclusive=exclusive)
         if result is None:
             self.event("EvaluationWithoutResult", f"step {step}: no response to a held-out prompt")
             return
@@ -350,11 +426,11 @@ class TrainingLoop:
             policy_version_min=step_of(result.policy_version_min),
             policy_version_max=step_of(result.policy_version_max),
         )
-        self._dispatcher.ledger.record_evaluation(record.step, record.accuracy)
-        answers = evaluation_samples(result.step, result.first_responses, self._tokenizer)
-        self._records.evaluation(record, answers)
-        self._signals.accuracy = record.accuracy
-        self._gauges.record_evaluation(record, self._dispatcher.ledger.accuracies)
+        self.dispatcher.ledger.record_evaluation(record.step, record.accuracy)
+        answers = evaluation_samples(result.step, result.first_responses, self.tokenizer)
+        self.records.evaluation(record, answers)
+        self.signals.accuracy = record.accuracy
+        self.gauges.record_evaluation(record, self.dispatcher.ledger.accuracies)
         _LOGGER.info(
             "evaluation of step %d: accuracy %.3f over %d responses",
             record.step,
@@ -377,7 +453,7 @@ class TrainingLoop:
 
         groups: that the step consumed; version: of the parameters before it.
         """
-        dispatcher, health = self._dispatcher, self._health
+        dispatcher, health = self.dispatcher, self.update.health
         counts = dispatcher.ledger.counts()
         counts.check()
         weight_updates, workers = dispatcher.weight_updates(), dispatcher.workers()
@@ -389,17 +465,17 @@ class TrainingLoop:
             idle_s=idle_s,
             stage_s=result.times.by_stage(),
             **window_fields(
-                self._signals.steps,
+                self.signals.steps,
                 ess_ratio=result.ess_ratio,
                 step_s=step_s,
                 idle_s=idle_s,
             ),
-            tokens_per_s=self._signals.tokens_per_s(),
+            tokens_per_s=self.signals.tokens_per_s(),
             lag_limit_steps=lag_limit_steps,
             workers=len(workers),
             learner_peak_gibibytes=peak_memory_bytes() / 2**30,
             worker_peak_gibibytes=worker_peak_bytes / 2**30,
-            ranks=self._spec.learner.ranks,
+            ranks=self.spec.learner.ranks,
             weight_updates_in_flight=weight_updates.in_flight,
             adapter_swaps=weight_updates.adapter_swaps,
             merged_versions=weight_updates.merged,
@@ -408,17 +484,17 @@ class TrainingLoop:
             buffered=counts.buffered,
             consumed=counts.consumed,
             dropped=dict(counts.dropped),
-            unsaved_steps=dispatcher.step - max(0, self._saver.saved_step),
+            unsaved_steps=dispatcher.step - max(0, self.saver.saved_step),
             rollbacks=health.rollbacks.number,
             **streak_fields(
-                self._signals.last_step,
+                self.signals.last_step,
                 level=WarningLevel(result.warning_level),
                 has_collapsed=health.rewards.has_collapsed,
                 skipped=result.skipped,
                 lag_limit_steps=lag_limit_steps,
-                max_policy_lag_steps=self._spec.algorithm.max_policy_lag_steps,
+                max_policy_lag_steps=self.spec.algorithm.max_policy_lag_steps,
             ),
-            mismatch=self._mismatch.record(result.mismatch),
+            mismatch=self.mismatch.record(result.mismatch),
             **batch_fields(groups, version),
             **update_fields(result),
         )
@@ -426,6 +502,6 @@ class TrainingLoop:
     def _show_update(self, result: UpdateResult) -> None:
         """Show the time that an update took by stage, and the memory of its GPU."""
         for stage, duration_s in result.times.by_stage().items():
-            self._gauges.add_stage(Stage(stage), duration_s)
+            self.gauges.add_stage(Stage(stage), duration_s)
         if (memory := result.memory) is not None:
-            self._gauges.set_device_memory(memory)
+            self.gauges.set_device_memory(memory)

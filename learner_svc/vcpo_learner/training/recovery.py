@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from vcpo.api import VCPORun, continuation_document
@@ -33,33 +34,20 @@ from vcpo_learner.training.saving import RunSaver
 from vcpo_learner.update.policy_update import PolicyUpdate
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
 class Recovery:
     """Resumes one run. Owner: the event loop."""
 
-    def __init__(
-        self,
-        run: VCPORun,
-        run_dir: Path,
-        *,
-        update: PolicyUpdate,
-        dispatcher: Dispatcher,
-        log: RedoLog,
-        saver: RunSaver,
-        signals: SignalWindow,
-        gauges: LearnerGauges,
-        records: RunRecords,
-        step_log: StepLog,
-    ) -> None:
-        self._run = run
-        self._run_dir = run_dir
-        self._update = update
-        self._dispatcher = dispatcher
-        self._log = log
-        self._signals = signals
-        self._gauges = gauges
-        self._records = records
-        self._saver = saver
-        self._step_log = step_log
+    run: VCPORun
+    run_dir: Path
+    update: PolicyUpdate
+    dispatcher: Dispatcher
+    log: RedoLog
+    saver: RunSaver
+    signals: SignalWindow
+    gauges: LearnerGauges
+    records: RunRecords
+    step_log: StepLog
 
     def require_unused(self) -> None:
         """Check that the run directory holds nothing of another run.
@@ -68,15 +56,15 @@ class Recovery:
             CheckpointError: naming the directory and the fix.
         """
         held = ""
-        if steps := self._saver.checkpoints.steps():
+        if steps := self.saver.checkpoints.steps():
             held = f"a checkpoint of step {steps[-1]}"
-        elif self._log.is_used:
+        elif self.log.is_used:
             held = "a redo log with accepted trajectories"
         if held:
             raise CheckpointError(
-                f"--run-dir: {self._run_dir} holds {held}; add --resume, or give another directory"
+                f"--run-dir: {self.run_dir} holds {held}; add --resume, or give another directory"
             )
-        self._log.set_spec(continuation_document(self._run))
+        self.log.set_spec(continuation_document(self.run))
 
     def resume(self) -> int:
         """Load the newest intact checkpoint and the log after it; return the checkpoint's step.
@@ -87,31 +75,31 @@ class Recovery:
             CheckpointError: if there are checkpoints and none can be used, or there is none and the
                 log goes on from one, or the spec is another.
         """
-        log, spec = self._log, continuation_document(self._run)
+        log, spec = self.log, continuation_document(self.run)
         if log.spec is not None:
             require_same_spec(log.path, log.spec, spec)
         checkpoint = self._load_newest()
         step = 0 if checkpoint is None else checkpoint.step
-        records = self._records.read().steps
+        records = self.records.read().steps
         self._redo(checkpoint, records)
         log.set_spec(spec)
         if checkpoint is None and log.position == 0:
             return 0
-        self._dispatcher.ledger.restart(log.lost_changes)
-        self._dispatcher.resume()
+        self.dispatcher.ledger.restart(log.lost_changes)
+        self.dispatcher.resume()
         self._go_on([one for one in records if one.step <= step])
         if checkpoint is not None:
-            self._saver.saved_step = step
-            self._gauges.record_resume(
+            self.saver.saved_step = step
+            self.gauges.record_resume(
                 now_unix_s=time.time(),
-                saved_unix_s=self._saver.checkpoints.path(step).stat().st_mtime,
+                saved_unix_s=self.saver.checkpoints.path(step).stat().st_mtime,
             )
         where = (
             "without a checkpoint" if checkpoint is None else f"from the checkpoint of step {step}"
         )
-        waiting = self._dispatcher.ledger.counts().buffered
-        version = self._dispatcher.policy_version
-        self._records.event(
+        waiting = self.dispatcher.ledger.counts().buffered
+        version = self.dispatcher.policy_version
+        self.records.event(
             "Resumed", f"{where}, as version {version}; {waiting} accepted trajectories wait"
         )
         return step
@@ -121,21 +109,21 @@ class Recovery:
 
         Raises: as `resume`.
         """
-        checkpoints, ledger = self._saver.checkpoints, self._dispatcher.ledger
+        checkpoints, ledger = self.saver.checkpoints, self.dispatcher.ledger
         checkpoint, damaged = checkpoints.load_newest()
         if checkpoint is None:
-            if not (step := self._log.first_step):
+            if not (step := self.log.first_step):
                 return None
             raise CheckpointError(
-                f"{self._run_dir / 'checkpoints'}: holds no checkpoint, and {self._log.path} goes"
+                f"{self.run_dir / 'checkpoints'}: holds no checkpoint, and {self.log.path} goes"
                 f" on from one of step {step}: put its folder back, or train from the start in"
                 " another --run-dir (in a cluster: as another VCPORun)"
             )
         for one in damaged:
-            self._records.event("CheckpointDamaged", f"{one}; resuming from step {checkpoint.step}")
+            self.records.event("CheckpointDamaged", f"{one}; resuming from step {checkpoint.step}")
         checkpoints.set_aside(damaged)
-        self._update.load_tensors(folder=checkpoint.tensors)
-        self._update.load_state_dict(checkpoint.update_state)
+        self.update.load_tensors(folder=checkpoint.tensors)
+        self.update.load_state_dict(checkpoint.update_state)
         ledger.restore(checkpoint.ledger)
         return checkpoint
 
@@ -144,7 +132,7 @@ class Recovery:
 
         A log that lost its end looks like one that ends earlier; the journal may know better.
         """
-        log, ledger = self._log, self._dispatcher.ledger
+        log, ledger = self.log, self.dispatcher.ledger
         step, after = 0, 0
         if checkpoint is not None:
             step, after = checkpoint.step, checkpoint.ledger[0].log_position
@@ -154,15 +142,15 @@ class Recovery:
             # What was in flight may be in the journal and not in the log.
             lost = last.leased - last.in_flight - ledger.counts().leased
             if lost > 0:
-                group_size = self._run.spec.batch.trajectories_per_prompt
+                group_size = self.run.spec.batch.trajectories_per_prompt
                 num_lost = max(num_lost, math.ceil(lost / group_size))
                 known = f"step {last.step} of {METRICS_FILE} knows of {lost} more trajectories"
                 missing = f"{missing or log.path}; {known}"
         if missing:
             log.report_loss(missing, num_lost)
-        self._signals.lost_changes = log.lost_changes
+        self.signals.lost_changes = log.lost_changes
         for kind, message in log.take_events():
-            self._records.event(kind, message)
+            self.records.event(kind, message)
 
     def _go_on(self, records: Sequence[StepRecord]) -> None:
         """Let limits and signals go on from the checkpoint; what came before is no news.
@@ -170,10 +158,10 @@ class Recovery:
         records: up to the checkpoint. They tell people and signals what was; no decision of
             training reads them.
         """
-        health = self._update.health
-        self._dispatcher.observe_health(health.level, health.rollbacks)
-        self._step_log.resume(
+        health = self.update.health
+        self.dispatcher.observe_health(health.level, health.rollbacks)
+        self.step_log.resume(
             health.level, rate_factor=health.backoff.factor, rollbacks=health.rollbacks.number
         )
-        self._signals.resume(records)
-        self._gauges.skip_counted()
+        self.signals.resume(records)
+        self.gauges.skip_counted()

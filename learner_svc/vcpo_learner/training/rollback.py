@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from dataclasses import dataclass
 
 from vcpo.algo.health.collapse import REWARD_WINDOW_STEPS
 from vcpo.algo.health.guards import MAX_ROLLBACKS, RollbackNeed
@@ -33,39 +34,28 @@ from vcpo_learner.training.tensor_thread import TensorThread
 from vcpo_learner.update.policy_update import PolicyUpdate
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
 class Rollback:
     """Rolls one run back when its guards ask for it. Owner: the event loop."""
 
-    def __init__(
-        self,
-        *,
-        age_steps: int,
-        update: PolicyUpdate,
-        dispatcher: Dispatcher,
-        saver: RunSaver,
-        tensor_thread: TensorThread,
-        signals: SignalWindow,
-        gauges: LearnerGauges,
-        records: RunRecords,
-    ) -> None:
-        """age_steps: least age of a checkpoint that the run may go back to."""
-        self._age_steps = age_steps
-        self._update = update
-        self._dispatcher = dispatcher
-        self._saver = saver
-        self._tensor_thread = tensor_thread
-        self._signals = signals
-        self._gauges = gauges
-        self._records = records
-        self._is_refused = False
-        """Whether it was said that a rollback is needed and cannot be done."""
+    age_steps: int
+    """Least age of a checkpoint that the run may go back to."""
+    update: PolicyUpdate
+    dispatcher: Dispatcher
+    saver: RunSaver
+    thread: TensorThread
+    signals: SignalWindow
+    gauges: LearnerGauges
+    records: RunRecords
+    _is_refused: bool = False
+    """Whether it was said that a rollback is needed and cannot be done."""
 
     async def after_step(self) -> bool:
         """Roll the run back if its guards ask for it; return whether it was.
 
         Call it when the version is raised and not yet published.
         """
-        health = self._update.health
+        health = self.update.health
         need = health.rollback_need
         if need is RollbackNeed.NONE:
             self._is_refused = False
@@ -74,18 +64,18 @@ class Rollback:
         if need is RollbackNeed.USED_UP:
             self._refuse(f"it was rolled back {health.rollbacks.number} times, the most allowed")
             return False
-        with self._gauges.stage(Stage.CHECKPOINT):
+        with self.gauges.stage(Stage.CHECKPOINT):
             checkpoint = await self._last_good()
             if checkpoint is None:
-                self._refuse(f"no good checkpoint is at least {self._age_steps} steps old")
+                self._refuse(f"no good checkpoint is at least {self.age_steps} steps old")
                 return False
             await self._go_back_to(checkpoint)
         return True
 
     async def _last_good(self) -> Checkpoint | None:
         """Read the newest intact checkpoint that is good and old enough; None if there is none."""
-        await self._saver.join()  # the one on its way may be it
-        folder, latest = self._saver.checkpoints, self._step - self._age_steps
+        await self.saver.join()  # the one on its way may be it
+        folder, latest = self.saver.checkpoints, self._step - self.age_steps
         for step in reversed(await asyncio.to_thread(folder.healthy_steps)):
             if step <= latest:
                 with contextlib.suppress(CheckpointError):
@@ -94,20 +84,20 @@ class Rollback:
 
     async def _go_back_to(self, checkpoint: Checkpoint) -> None:
         step, why = self._step, self._why()
-        health, state = self._update.health, checkpoint.update_state
+        health, state = self.update.health, checkpoint.update_state
         state["warning"] = health.rolled_back_state(state["warning"], version=step)
 
         def restore() -> None:
-            self._update.load_tensors(folder=checkpoint.tensors)
-            self._update.load_state_dict(state)
+            self.update.load_tensors(folder=checkpoint.tensors)
+            self.update.load_state_dict(state)
 
-        await self._tensor_thread.run(restore)
-        ledger = self._dispatcher.ledger
+        await self.thread.run(restore)
+        ledger = self.dispatcher.ledger
         ledger.drop(ledger.buffer.groups(), DropReason.ROLLED_BACK)
-        self._signals.record_rollback(
+        self.signals.record_rollback(
             f"rollback from step {step} to the checkpoint of step {checkpoint.step}, because {why}"
         )
-        self._records.event(
+        self.records.event(
             "RolledBack",
             f"step {step}: {why}. Model and optimizer are those of step {checkpoint.step} again,"
             f" the learning rate goes on at x {health.backoff.factor:g}, and what older versions"
@@ -118,14 +108,14 @@ class Rollback:
     def _refuse(self, reason: str) -> None:
         """Report once that the run is not rolled back."""
         self._is_refused = True
-        self._gauges.count_refused_rollback()
-        self._records.event(
+        self.gauges.count_refused_rollback()
+        self.records.event(
             "NotRolledBack", f"step {self._step}: {self._why()}; the run goes on as it is: {reason}"
         )
 
     def _why(self) -> str:
         """Return why a rollback is needed, as a clause."""
-        health = self._update.health
+        health = self.update.health
         rewards = health.rewards
         if rewards.has_collapsed and rewards.best and rewards.last:
             return (
@@ -136,4 +126,4 @@ class Rollback:
 
     @property
     def _step(self) -> int:
-        return self._dispatcher.step
+        return self.dispatcher.step

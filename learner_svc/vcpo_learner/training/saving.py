@@ -13,7 +13,7 @@ import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from vcpo.api import VCPORun
@@ -54,50 +54,41 @@ class _StagedCheckpoint:
     healthy: bool
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
 class RunSaver:
     """Writes the files of one run. Owner: the event loop.
 
     The tensor thread copies; a thread of its own writes.
     """
 
-    def __init__(
-        self,
-        run: VCPORun,
-        run_dir: Path,
-        export: ModelExport,
-        *,
-        update: PolicyUpdate,
-        dispatcher: Dispatcher,
-        log: RedoLog,
-        tensor_thread: TensorThread,
-        gauges: LearnerGauges,
-        records: RunRecords,
-        troubles: Troubles,
-    ) -> None:
-        self.checkpoints = CheckpointFolder(run_dir / "checkpoints", run)
-        self.saved_step = -1
-        """Step of the newest checkpoint on disk; -1 without one."""
-        self._spec = run.spec
-        self._run_dir = run_dir
-        self._export = export
-        self._update = update
-        self._dispatcher = dispatcher
-        self._log = log
-        self._tensor_thread = tensor_thread
-        self._gauges = gauges
-        self._records = records
-        self._troubles = troubles
+    run: VCPORun
+    run_dir: Path
+    export: ModelExport
+    update: PolicyUpdate
+    dispatcher: Dispatcher
+    log: RedoLog
+    thread: TensorThread
+    gauges: LearnerGauges
+    records: RunRecords
+    troubles: Troubles
+    checkpoints: CheckpointFolder = field(init=False)
+    saved_step: int = -1
+    """Step of the newest checkpoint on disk; -1 without one."""
+    _file_thread: ThreadPoolExecutor = field(init=False)
+    _writing: asyncio.Task[None] | None = None
+    """The checkpoint on its way to the disk, until it was awaited."""
+    _failure: WriteError | None = None
+    """Why the newest checkpoint is not on the disk."""
+
+    def __post_init__(self) -> None:
+        self.checkpoints = CheckpointFolder(self.run_dir / "checkpoints", self.run)
         self._file_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="files")
-        self._writing: asyncio.Task[None] | None = None
-        """The checkpoint on its way to the disk, until it was awaited."""
-        self._failure: WriteError | None = None
-        """Why the newest checkpoint is not on the disk."""
 
     @property
     def is_complete(self) -> bool:
         """Whether all steps were taken in an earlier process and the model is on disk."""
-        model = ExportedModel.read(self._run_dir / "model")
-        return model is not None and min(model.step, self._step) >= self._spec.steps
+        model = ExportedModel.read(self.run_dir / "model")
+        return model is not None and min(model.step, self._step) >= self.run.spec.steps
 
     async def save_if_due(self, *, is_wanted: bool = False) -> None:
         """Begin a checkpoint if one is due.
@@ -106,8 +97,8 @@ class RunSaver:
 
         is_wanted: whether one is due at this step for another reason than its number.
         """
-        is_grown = self._log.is_checkpoint_due and self._writing is None
-        is_due = is_wanted or is_grown or self._step % self._spec.checkpoint.every_steps == 0
+        is_grown = self.log.is_checkpoint_due and self._writing is None
+        is_due = is_wanted or is_grown or self._step % self.run.spec.checkpoint.every_steps == 0
         if is_due or (self._writing is not None and self._writing.done()):
             await self.join()
         if is_due:
@@ -115,7 +106,7 @@ class RunSaver:
 
     async def save_if_overdue(self, *, is_wanted: bool = False) -> None:
         """Begin a checkpoint if one was due while steps were redone; as `save_if_due`."""
-        every_steps = self._spec.checkpoint.every_steps
+        every_steps = self.run.spec.checkpoint.every_steps
         if is_wanted or self._step // every_steps > max(self.saved_step, 0) // every_steps:
             await self._begin()
 
@@ -129,7 +120,7 @@ class RunSaver:
         """Wait for the checkpoint on its way to the disk."""
         if self._writing is not None:
             writing, self._writing = self._writing, None
-            with self._gauges.stage(Stage.CHECKPOINT):
+            with self.gauges.stage(Stage.CHECKPOINT):
                 await writing
 
     async def finish(self) -> None:
@@ -141,13 +132,13 @@ class RunSaver:
         await self.save()
         if self._failure is not None:
             raise self._end_error() from self._failure
-        if self._dispatcher.phase is not RunPhase.RUNNING:
+        if self.dispatcher.phase is not RunPhase.RUNNING:
             return
         tensors = self.checkpoints.path(self._step) / TENSORS
         try:
-            if self._export.has_adapters:
-                await self._write_last(self._export.write_adapters, "adapters", tensors)
-            await self._write_last(self._export.write_model, "model", tensors)
+            if self.export.has_adapters:
+                await self._write_last(self.export.write_adapters, "adapters", tensors)
+            await self._write_last(self.export.write_model, "model", tensors)
         except WriteError as error:
             self._report(error)
             raise self._end_error() from error
@@ -158,11 +149,11 @@ class RunSaver:
         if step == self.saved_step:
             return
         # The snapshot is taken here, because the ledger belongs to the event loop.
-        ledger = self._dispatcher.ledger.snapshot()
+        ledger = self.dispatcher.ledger.snapshot()
         self._failure = None
         try:
-            with self._gauges.stage(Stage.CHECKPOINT):
-                staged = await self._tensor_thread.run(lambda: self._stage(step, ledger))
+            with self.gauges.stage(Stage.CHECKPOINT):
+                staged = await self.thread.run(lambda: self._stage(step, ledger))
         except WriteError as error:
             self._report(error)
             return
@@ -172,7 +163,7 @@ class RunSaver:
         self._writing = asyncio.create_task(self._record(staged, written))
 
     def _stage(self, step: int, ledger: LedgerState) -> _StagedCheckpoint:
-        update = self._update
+        update = self.update
         with ExitStack() as closing:
             folder = closing.enter_context(self.checkpoints.writing(step))
             return _StagedCheckpoint(
@@ -210,25 +201,25 @@ class RunSaver:
             self._report(error)
             return
         self.saved_step = staged.step
-        self._log.remove_before(min(kept, default=staged.step))
-        optimizer = self._spec.optimizer
-        self._gauges.record_checkpoint(
+        self.log.remove_before(min(kept, default=staged.step))
+        optimizer = self.run.spec.optimizer
+        self.gauges.record_checkpoint(
             time.time(),
-            size_bytes=self._export.num_trained * optimizer.checkpoint_bytes_per_parameter,
-            free_bytes=shutil.disk_usage(self._run_dir).free,
+            size_bytes=self.export.num_trained * optimizer.checkpoint_bytes_per_parameter,
+            free_bytes=shutil.disk_usage(self.run_dir).free,
         )
-        self._records.event("CheckpointSaved", f"step {staged.step}")
+        self.records.event("CheckpointSaved", f"step {staged.step}")
 
     async def _write_last(self, write: Callable[..., None], name: str, tensors: Path) -> None:
-        folder, step = self._run_dir / name, self._step
-        with self._gauges.stage(Stage.CHECKPOINT):
+        folder, step = self.run_dir / name, self._step
+        with self.gauges.stage(Stage.CHECKPOINT):
             await asyncio.get_running_loop().run_in_executor(
                 self._file_thread, lambda: write(folder, tensors, step=step)
             )
 
     def _report(self, error: WriteError) -> None:
         self._failure = error
-        self._troubles.report(Trouble.WRITE, f"{error}; the next checkpoint tries again")
+        self.troubles.report(Trouble.WRITE, f"{error}; the next checkpoint tries again")
 
     def _end_error(self) -> StartError:
         newest = f"step {self.saved_step}" if self.saved_step >= 0 else "there is none"
@@ -238,4 +229,4 @@ class RunSaver:
 
     @property
     def _step(self) -> int:
-        return self._dispatcher.step
+        return self.dispatcher.step

@@ -30,7 +30,7 @@ async def test_training_goes_on_without_a_checkpoint_and_the_next_one_tries_agai
     make_learner, tmp_path
 ):
     learner = make_learner(checkpoint={"everySteps": 1}, steps=9)
-    saver, dispatcher = learner.training._saver, learner.dispatcher
+    saver, dispatcher = learner.training.saver, learner.dispatcher
     for step, limit_bytes in [(1, LIMIT_BYTES), (2, LIMIT_BYTES), (3, resource.RLIM_INFINITY)]:
         dispatcher.policy_version = step
         with files_of_at_most(limit_bytes):
@@ -58,13 +58,13 @@ async def test_a_written_checkpoint_is_resumed_when_the_disk_had_no_room_for_the
     make_learner, tmp_path
 ):
     learner = make_learner(steps=1)
-    write_model = learner.training._saver._export.write_model
+    write_model = learner.training.saver.export.write_model
 
     def without_room(folder, tensors, *, step):
         with files_of_at_most(MODEL_LIMIT_BYTES):
             write_model(folder, tensors, step=step)
 
-    learner.training._saver._export.write_model = without_room
+    learner.training.saver.export.write_model = without_room
     with pytest.raises(StartError, match=r"model: cannot be written.*\(step 1\)"):
         await learner.run()
     assert not (tmp_path / "model").exists()
@@ -89,7 +89,7 @@ async def test_the_best_evaluated_checkpoint_outlives_newer_ones(make_learner, t
         health={"rollBackOn": "never"},
         steps=9,
     )
-    saver, dispatcher = learner.training._saver, learner.dispatcher
+    saver, dispatcher = learner.training.saver, learner.dispatcher
     for step, accuracy in [(1, 0.25), (2, 0.75), (3, 0.5), (4, 0.5)]:
         dispatcher.policy_version = step
         dispatcher.ledger.record_evaluation(step, accuracy)
