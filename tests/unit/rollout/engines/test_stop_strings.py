@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from tests.fixtures.rollout.tokenizers import PIECES, byte_fallback, byte_level, pieces
 from vcpo.api.algorithm import Sampling
-from vcpo.wire.trajectory import FinishReason, PartialResponse, VersionSpan
+from vcpo.wire.trajectory import FinishReason
 from vcpo_rollout.engines.hf.decoding import DecodeBatch, PartialSequence
 from vcpo_rollout.engines.stop_strings import StopStrings
 
@@ -114,20 +114,3 @@ def test_a_response_ends_at_the_token_that_completes_a_string(make_batch, make_r
         FinishReason.STOP if end else FinishReason.LENGTH for end in ends
     ]
     assert {each.finish_reason for each in generations} == set(FinishReason)
-
-
-def test_a_string_that_begins_in_the_resumed_part_is_found(make_batch, make_request):
-    # After `<answer` these are complete at once, and no part of the new text is one of them.
-    strings = tuple(f"<answer{letter}" for letter in "abcdefghijklm")
-    partial = PartialResponse(
-        token_ids=(PIECES.index("x"), PIECES.index("<"), PIECES.index("answer")),
-        logprobs=(-0.5,) * 3,
-        version_spans=(VersionSpan(policy_version=0, num_tokens=3),),
-    )
-    request = make_request(PROMPT, max_new_tokens=4, partial_response=partial)
-    generations = run(make_batch(*strings), *[request] * 60)
-    texts = [pieces().decode(list(each.token_ids)) for each in generations]
-    stopped = [any(string in text for string in strings) for text in texts]
-    assert [each.finish_reason is FinishReason.STOP for each in generations] == stopped
-    assert any(stopped)
-    assert not all(stopped)

@@ -1,4 +1,6 @@
+import inspect
 import sys
+from importlib import import_module
 
 import pytest
 
@@ -91,3 +93,10 @@ def test_without_verifiers_its_task_sets_are_refused_with_the_cure(monkeypatch):
     monkeypatch.setitem(sys.modules, "verifiers", None)
     with pytest.raises(ValueError, match=r"needs the package verifiers.*'vcpo\[verifiers\]'"):
         make_environment("verifiers:words", {}, 0)
+
+
+def test_the_listed_parameters_are_those_of_the_class():
+    for name, listed in BUILT_IN.items():
+        module_name, _, class_name = listed.implementation.partition(":")
+        signature = inspect.signature(getattr(import_module(module_name), class_name))
+        assert (name, listed.parameters | {"seed"}) == (name, set(signature.parameters))

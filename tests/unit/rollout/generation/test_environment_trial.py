@@ -74,18 +74,6 @@ async def test_a_good_environment_needs_no_word(write):
 
 
 @pytest.mark.parametrize(
-    ("name", "parameters"),
-    [
-        ("countdown", {}),
-        ("sort_digits", {}),
-        ("examples.plugins.calculator.calculator:Calculator", {}),
-    ],
-)
-async def test_each_environment_that_needs_no_data_passes(name, parameters):
-    await try_environment(run_of(name, parameters=parameters))
-
-
-@pytest.mark.parametrize(
     ("bodies", "words"),
     [
         ({"prompt": "raise KeyError('x')"}, "Task.prompt('train', 0) raised KeyError: 'x' ("),
@@ -141,16 +129,6 @@ async def test_a_conversation_is_tried_by_its_own_calls(write, bodies, words):
     """The class's own `reward` judges no conversation, so it is not called."""
     told = await refusal_of(f"{write(**bodies, reward='raise KeyError(7)')}:Turns")
     assert words in told
-
-
-async def test_the_line_of_the_users_code_is_told(write, tmp_path):
-    module = write(prompt="raise KeyError('x')")
-    line = next(
-        number
-        for number, text in enumerate((tmp_path / f"{module}.py").read_text().splitlines(), 1)
-        if "KeyError" in text
-    )
-    assert f"({tmp_path / module}.py:{line})" in await refusal_of(f"{module}:Task")
 
 
 async def test_a_call_longer_than_a_workers_limit_is_an_error(write):

@@ -8,9 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vcpo.wire.trajectory import FinishReason, VersionSpan
+from vcpo.wire.v1 import work_pb2
 from vcpo_rollout.engines.engine import EngineError
 from vcpo_rollout.engines.hf import cache
 from vcpo_rollout.engines.hf.decoding import DecodeBatch, PartialSequence, sample_tokens
+from vcpo_rollout.engines.seeds import response_seed, token_seed
 
 SHORT, MIDDLE, LONG = (5, 6), (9, 3, 3, 7, 12), tuple(range(1, 20))
 
@@ -220,24 +222,6 @@ def test_whatever_happens_each_token_is_scored_by_the_version_it_is_labelled_wit
         assert generation.logprobs == pytest.approx(expected, abs=5e-5)
 
 
-def test_each_sequence_is_scored_at_its_own_temperature(
-    make_model, make_batch, make_draft, reference_logprobs
-):
-    model = make_model()
-    batch = make_batch(model)
-    batch.admit([make_draft(SHORT, temperature=temperature) for temperature in (0.5, 1.0, 2.0)])
-    assert_scored_as_alone(run(batch), model, reference_logprobs)
-
-
-def test_each_sequence_ends_at_its_own_limit(make_model, make_batch, make_draft):
-    batch = make_batch(make_model())
-    limits = {make_draft(SHORT, max_new_tokens=limit): limit for limit in (1, 5, 3)}
-    batch.admit(list(limits))
-    ended = run(batch)
-    assert {sequence: len(ended[sequence].token_ids) for sequence in limits} == limits
-    assert {ended[sequence].finish_reason for sequence in limits} == {FinishReason.LENGTH}
-
-
 def test_an_end_token_ends_the_sequence_and_is_its_last_token(make_model, make_batch, make_draft):
     every_token = frozenset(range(40))
     batch = make_batch(make_model(), end_token_ids=every_token)
@@ -246,13 +230,6 @@ def test_an_end_token_ends_the_sequence_and_is_its_last_token(make_model, make_b
     generation = batch.step()[sequence]
     assert generation.finish_reason is FinishReason.STOP
     assert len(generation.token_ids) == 1
-
-
-def test_an_end_token_at_the_limit_counts_as_an_end(make_model, make_batch, make_draft):
-    batch = make_batch(make_model(), end_token_ids=frozenset(range(40)))
-    sequence = make_draft(SHORT, max_new_tokens=1)
-    batch.admit([sequence])
-    assert batch.step()[sequence].finish_reason is FinishReason.STOP
 
 
 @pytest.mark.parametrize("seeded", [True, False])
@@ -347,3 +324,15 @@ def test_nothing_is_admitted_before_the_first_swap(make_model, make_draft):
     batch = DecodeBatch(make_model(), end_token_ids=frozenset(), pad_token_id=0, seed=0)
     with pytest.raises(EngineError, match="before the first swap"):
         batch.admit([make_draft(SHORT)])
+
+
+def test_seeds_differ_between_leases_responses_and_tokens():
+    leases = [work_pb2.Lease(sampling=work_pb2.Sampling(seed=seed)) for seed in (0, 1, 2**64 - 1)]
+    responses = [response_seed(lease, number) for lease in leases for number in range(8)]
+    tokens = {token_seed(response, at) for response in responses for at in range(64)}
+    assert len(tokens) == 3 * 8 * 64
+    assert all(0 <= seed < 2**63 for seed in tokens)
+
+
+def test_a_lease_without_a_seed_leaves_the_draw_to_the_engine():
+    assert response_seed(work_pb2.Lease(), 0) is None
