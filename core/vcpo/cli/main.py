@@ -71,7 +71,6 @@ A run is one YAML file of kind `VCPORun`.
 * **vcpo samples RUN --worst** shows answers that a run was trained on, and their rewards
 * **vcpo events RUN** and **vcpo logs RUN** show what happened in one
 * **vcpo report DIR** writes DIR/report.html
-* **vcpo report DIR --follow** serves the report while the run goes on
 * **vcpo export DIR** writes the model of a run's newest checkpoint, also after Ctrl-C
 * **vcpo export DIR --to wandb** copies the records of a run to a tracking service
 

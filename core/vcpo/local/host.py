@@ -40,7 +40,15 @@ from vcpo.local.terminal.summary import Ending, RunOutcome, outcome_of_complete
 from vcpo.local.terminal.view import LiveView
 from vcpo.metrics import HostMetrics
 from vcpo.metrics.hosted_runs import HostedRun, HostedRuns, Workers
-from vcpo.records.journal import HOST_STARTED, EventRecord, EventTail, Journal, read_metrics
+from vcpo.records.journal import (
+    HOST_STARTED,
+    EventRecord,
+    EventTail,
+    Journal,
+    MetricsTail,
+    read_metrics,
+)
+from vcpo.report import write_report
 from vcpo.service.lifecycle import DRAINED, on_parent_exit
 from vcpo.wire.client import open_channel
 from vcpo.wire.phase import RunPhase
@@ -111,6 +119,7 @@ class Host:
         """Largest step of any learner; one that finds no checkpoint starts at 0 again."""
         self._liveness = Liveness(startup_deadline_s=run.spec.startup_deadline_seconds, clock=clock)
         self._journal = Journal(run_dir.path)
+        self._tail = MetricsTail(run_dir.path, from_start=False)
         self._feed = EventFeed(EventTail(run_dir.path), own_source=_SOURCE)
         self._metrics = options.metrics
         self._learner_restarts = 0
@@ -178,10 +187,17 @@ class Host:
         self._export(decision)
         self._check_deadlines()
         self._show_events()
+        await self._rewrite_report()
         self._view.update(
             self._current_view(sum(decision.replicas.values()) if self._is_running else 0)
         )
         return False
+
+    async def _rewrite_report(self) -> None:
+        """Write the report after an evaluation; a full disk costs the report alone."""
+        if self._tail.read().evaluations:
+            with contextlib.suppress(OSError):
+                await asyncio.to_thread(write_report, self._run_dir.path)
 
     @property
     def _signals(self) -> RunSignals | None:

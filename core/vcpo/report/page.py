@@ -19,8 +19,7 @@ from vcpo.algo.advantage import BaselineScope
 from vcpo.api import run_to_yaml
 from vcpo.api.algorithm import Algorithm
 from vcpo.records.journal import failure_of
-from vcpo.report.charts.figures import main_charts, marks_of, sections, tables_of
-from vcpo.report.charts.payload import payload_of
+from vcpo.report.charts import main_charts, page_data, sections
 from vcpo.report.event_table import MAX_EVENTS, event_rows
 from vcpo.report.numbers import compact
 from vcpo.report.recorded_run import RecordedRun, read_run
@@ -35,12 +34,9 @@ SCRIPTS = (
     "drawing.js",
     "view.js",
     "pointer.js",
-    "download.js",
     "page.js",
 )
 """The page's script, in the order in which its parts need each other."""
-FOLLOWING = ("follow.js",)
-"""Scripts of a page that is served, which updates itself."""
 
 
 def write_report(run_dir: Path) -> Path:
@@ -67,16 +63,11 @@ def write_page(path: Path, page: str) -> Path:
         unfinished.unlink(missing_ok=True)
 
 
-def render_report(recorded: RecordedRun, *, follows: bool = False) -> str:
-    """Return the report of a run as an HTML document, which depends on the arguments only.
-
-    follows: whether the page asks its server for news; a page in a file does not.
-    """
+def render_report(recorded: RecordedRun) -> str:
+    """Return the report of a run as an HTML document, which depends on the argument only."""
     run = recorded.run
-    charts, details = main_charts(recorded), sections(recorded)
-    everything = [*charts, *(chart for section in details for chart in section.charts)]
     style = "".join(map(_asset, STYLES))
-    script = "".join(map(_asset, (*SCRIPTS, *(FOLLOWING if follows else ()))))
+    script = "".join(map(_asset, SCRIPTS))
     content = {
         "run": run,
         "recipe": recipe(run.spec.algorithm),
@@ -84,16 +75,14 @@ def render_report(recorded: RecordedRun, *, follows: bool = False) -> str:
         "failure": failure_of(recorded.events),
         "headlines": headlines(recorded),
         "findings": recorded.judgements,
-        "charts": charts,
-        "sections": details,
+        "charts": main_charts(run),
+        "sections": sections(),
         "rows": event_rows(recorded.events[-MAX_EVENTS:]),
         "num_events": len(recorded.events),
         "num_shown": min(MAX_EVENTS, len(recorded.events)),
-        # Another user of the machine may reach a page that is served.
-        "samples": () if follows else recorded.samples,
+        "samples": recorded.samples,
         "spec_yaml": run_to_yaml(run),
-        "payload": payload_of(tables_of(recorded), everything, marks_of(recorded)),
-        "follows": follows,
+        "payload": page_data(recorded),
         "style": Markup(style),  # noqa: S704  all are files of this package
         "script": Markup(script),  # noqa: S704
         "style_digest": _digest(style),

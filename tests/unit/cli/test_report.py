@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import socket
-
 import pytest
 from typer.testing import CliRunner, Result
 
@@ -84,26 +82,3 @@ def test_a_file_that_cannot_be_written_is_refused_with_the_cure(make_run, tmp_pa
     asked = report(make_run("a"), "--output", tmp_path / "nowhere" / "page.html")
     assert asked.exit_code == USER_ERROR
     assert asked.stderr.startswith(f"--output: {tmp_path}/nowhere/page.html cannot be written (No")
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (("--follow", "--output", "x.html"), "--output: not with --follow"),
-        (("--port", "8000"), "--port: only with --follow"),
-    ],
-)
-def test_options_that_do_not_go_together_are_refused(make_run, options, words):
-    asked = report(make_run("a"), *options)
-    assert asked.exit_code == USER_ERROR
-    assert asked.stderr.startswith(words)
-
-
-def test_a_port_that_is_taken_is_refused_with_the_cure(make_run):
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        asked = report(make_run("a"), "--follow", "--port", port)
-    assert asked.exit_code == USER_ERROR
-    assert asked.stderr == (
-        f"--port: {port} cannot be opened (Address already in use); give another one, or 0\n"
-    )

@@ -7,7 +7,6 @@ from dataclasses import fields
 from vcpo.algo.health.diagnostics import BatchDiagnostics
 from vcpo.metrics.step_gauges import GAUGES
 from vcpo.records.step_record import StepRecord, UpdateRecord, update_fields
-from vcpo.report.charts.step_chart import CHARTS
 
 
 def test_no_two_numbers_share_a_metric():
@@ -18,7 +17,6 @@ def test_no_two_numbers_share_a_metric():
 def test_a_number_within_the_diagnostics_is_one_of_theirs():
     known = {each.name for each in fields(BatchDiagnostics)}
     assert {each.key for each in GAUGES if each.field == "diagnostics"} <= known
-    assert {chart.entry for field, chart in CHARTS if field == "diagnostics"} <= known
 
 
 def test_a_step_holds_all_numbers_of_its_update():

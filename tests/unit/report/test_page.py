@@ -56,7 +56,7 @@ def test_the_report_names_the_run_its_task_and_its_model(run):
     assert all(word in text for word in ("countdown", "models/tiny", "no steps yet"))
 
 
-def test_responses_are_shown_with_their_rewards_but_not_to_other_users(run):
+def test_responses_are_shown_with_their_rewards(run):
     long = "line\n" * 40
     samples = (make_sample(step=7, response=HOSTILE), make_sample(response=long, reward=-0.25))
     recorded = RecordedRun(run=run, metrics=EMPTY, samples=samples)
@@ -66,7 +66,6 @@ def test_responses_are_shown_with_their_rewards_but_not_to_other_users(run):
     assert long in text
     assert all(word in page.words for word in ("7", "-0.25", "2 + 2 =", "1 0"))
     assert not page.tags_named("img")
-    assert "2 + 2 =" not in render_report(recorded, follows=True)
 
 
 @pytest.mark.parametrize("method", ["vcpo", "grpo", "dapo", "vtrace"])

@@ -9,7 +9,6 @@ for (const button of document.querySelectorAll("[data-x]"))
     redraw();
   });
 document.getElementById("show-all").addEventListener("click", () => zoomTo(null));
-for (const [id, act] of Object.entries(downloads)) document.getElementById(id).addEventListener("click", act);
 
 let drawnWidth = window.innerWidth;
 new ResizeObserver(() => {

@@ -1,0 +1,167 @@
+"""What the charts of a report show, as the page's script reads it."""
+
+import json
+import math
+
+import pytest
+
+from vcpo.api import VCPORunSpec
+from vcpo.records.journal import Metrics
+from vcpo.report.charts import MAX_ROWS, main_charts, page_data, sections
+from vcpo.report.recorded_run import RecordedRun
+
+
+@pytest.fixture
+def recorded(run, make_step):
+    """Make a recorded run from the fields of its steps."""
+    return lambda *steps, evaluations=(): RecordedRun(
+        run=run,
+        metrics=Metrics(
+            steps=tuple(make_step(**fields) for fields in steps), evaluations=tuple(evaluations)
+        ),
+    )
+
+
+def chart_of(recorded_run, name):
+    (chart,) = (each for each in page_data(recorded_run)["charts"] if each["name"] == name)
+    return chart
+
+
+def curves_of(recorded_run, name):
+    return {curve["label"]: curve["low"] for curve in chart_of(recorded_run, name)["curves"]}
+
+
+def test_no_two_charts_share_a_name(run):
+    charts = [*main_charts(run), *(each for some in sections().values() for each in some)]
+    assert len({chart.name for chart in charts}) == len(charts)
+
+
+def test_the_reward_is_shown_with_its_evaluations(recorded, make_evaluation):
+    found = recorded({"step": 1, "reward_mean": 0.2}, evaluations=[make_evaluation(0, 0.1)])
+    assert curves_of(found, "reward") == {"training": [0.2], "held out": [0.1]}
+    tables = page_data(found)["tables"]
+    assert {name: table["step"] for name, table in tables.items()} == {
+        "steps": [1],
+        "evaluations": [0],
+    }
+
+
+def test_the_early_warning_stands_in_its_bands(recorded):
+    chart = chart_of(recorded({"step": 1, "warning_score": 0.7}), "warning")
+    assert [(band["level"], band["high"]) for band in chart["bands"]] == [
+        ("warn", pytest.approx(2 / 3)),
+        ("critical", 1.0),
+    ]
+
+
+def test_the_course_of_the_base_rate_is_told(recorded):
+    found = recorded({"step": 1})
+    optimizer = {"learningRate": 0.001, "warmupSteps": 9, "schedule": "cosine"}
+    document = {**found.run.spec.model_dump(by_alias=True), "steps": 10, "optimizer": optimizer}
+    run = found.run.model_copy(update={"spec": VCPORunSpec.model_validate(document)})
+    (chart,) = (each for each in main_charts(run) if each.name == "step-size")
+    told = "The base rate is 0.001 after 9 updates, then falls to 0.0001 (cosine)."
+    assert chart.caption.endswith(told)
+
+
+def test_the_lag_shows_mean_median_maximum_and_both_limits(recorded):
+    step = {"lag_mean": 1.5, "lag_p50": 1, "lag_max": 4, "lag_limit_steps": 6}
+    assert curves_of(recorded(step), "lag") == {
+        "mean": [1.5],
+        "p50": [1],
+        "max": [4],
+        "lag limit": [6],
+        "most 8": [8],
+    }
+
+
+def test_the_ess_of_each_age_is_a_row_of_cells(recorded):
+    found = recorded(
+        {"step": 1, "ess_by_lag": {"0": 0.9}}, {"step": 2, "ess_by_lag": {"2": 0.5, "128": 0.1}}
+    )
+    heatmap = chart_of(found, "ess-by-lag")["heatmap"]
+    assert heatmap["categories"] == ["0", "2-3", "128+"]
+    assert heatmap["cells"] == [[0.9, None], [None, 0.5], [None, 0.1]]
+
+
+SKIPPED = {
+    "step": 2,
+    "skipped": "no_gradient",
+    "learning_rate_scale": 0.0,
+    "gradient_norm": 0.0,
+    "baseline_shift": 0.0,
+    "importance_weight_max": 0.0,
+    "ess_ratio": 0.0,
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "label"),
+    [
+        ("step-size", "effective"),
+        ("gradient-norm", "norm"),
+        ("baseline-shift", "shift"),
+        ("ess", "ESS ratio"),
+    ],
+)
+def test_a_skipped_step_is_a_gap_and_no_zero(recorded, name, label):
+    before, skipped = curves_of(recorded({"step": 1}, SKIPPED), name)[label]
+    assert before > -1
+    assert skipped is None
+
+
+def test_a_skipped_step_does_not_pull_the_smoothed_curve(recorded):
+    steps = [{"step": step, "learning_rate_scale": 0.9} for step in range(1, 41)]
+    steps[20] = {**SKIPPED, "step": 21}
+    trend = curves_of(recorded(*steps), "step-size")["mean of 5"]
+    assert [value for value in trend if value is not None] == pytest.approx([0.9] * 39)
+    assert trend[20] is None
+
+
+def test_a_long_noisy_curve_gets_a_trend_in_front(recorded):
+    found = recorded(*({"step": step, "reward_mean": step % 2} for step in range(1, 41)))
+    raw, trend, _ = chart_of(found, "reward")["curves"]
+    assert (raw["style"], trend["style"]) == ("raw", "line")
+    assert trend["low"][20] == pytest.approx(3 / 5)  # three of the steps 19 to 23 are odd
+
+
+def test_a_skipped_step_is_marked(recorded):
+    (mark,) = page_data(recorded({"step": 1}, SKIPPED))["marks"]
+    assert (mark["label"], mark["step"]) == ("skipped: no_gradient", [2])
+
+
+def test_every_entry_has_a_curve_of_its_own(recorded):
+    found = recorded({"step": 1, "dropped": {"lag": 2}}, {"step": 2, "dropped": {"lag": 2, "x": 1}})
+    assert curves_of(found, "drops") == {"lag": [2, 2], "x": [0, 1]}
+    found = recorded(
+        {"step": 1, "reward_parts": {"exact": 0.25, "form": 0.1}},
+        {"step": 2, "reward_parts": {"exact": 0.5}},
+    )
+    assert curves_of(found, "reward-parts") == {"exact": [0.25, 0.5], "form": [0.1, None]}
+
+
+def test_a_long_run_is_thinned_and_keeps_its_least_and_largest_values(recorded):
+    rewards = [0.5] * (2 * MAX_ROWS)
+    rewards[7], rewards[8] = -1.0, 2.0
+    found = recorded(*({"step": at, "reward_mean": one} for at, one in enumerate(rewards, 1)))
+    raw, trend, _ = chart_of(found, "reward")["curves"]
+    assert [len(column) for column in (raw["low"], raw["high"], trend["low"])] == [MAX_ROWS] * 3
+    assert (raw["low"][3], raw["high"][3]) == (-1.0, 0.5)
+    assert (raw["low"][4], raw["high"][4]) == (0.5, 2.0)
+
+
+def test_a_number_that_cannot_be_drawn_is_a_gap_and_the_page_stays_plain_json(recorded):
+    found = recorded(
+        {"step": 1, "gradient_norm": 1 / 3},
+        {"step": 2, "gradient_norm": math.inf},
+        {"step": 3, "gradient_norm": 1e301},
+        {"step": 4, "diagnostics": {"kl_per_token": 0.0}},
+    )
+    assert curves_of(found, "gradient-norm")["norm"] == [0.33333, None, None, 1.5]
+    assert curves_of(found, "kl-per-token")["KL"][3] is None  # no logarithm
+    json.dumps(page_data(found), allow_nan=False)
+
+
+def test_a_run_without_records_has_empty_charts(run):
+    empty = RecordedRun(run=run, metrics=Metrics(steps=(), evaluations=()))
+    assert all(not any(c["low"] for c in each["curves"]) for each in page_data(empty)["charts"])
