@@ -67,6 +67,27 @@ def config_problem(
     return None if message is None else FieldProblem(path=_NAME, value=repr(name), message=message)
 
 
+def load_problem(name: str, error: Exception) -> str:
+    """Return why a library cannot load a model or its tokenizer, with the fix."""
+    if "trust_remote_code" in str(error):  # transformers' advice
+        return str(untrusted_code(name))
+    if Path(name).is_dir():
+        problem = (
+            "is a directory without a usable model; it needs config.json, model.safetensors and"
+            " tokenizer.json as `save_pretrained` writes them"
+        )
+    elif Path(name).is_absolute() or name.startswith((".", "~")):
+        problem = "is not a directory; relative paths start at the run file"
+    else:
+        problem = (
+            "is neither a directory nor a model that the Hugging Face hub serves; use a local"
+            " directory, or let this machine reach the hub (unset HF_HUB_OFFLINE), set HF_HOME to a"
+            " cache that holds the model, or set HF_TOKEN if it is gated"
+        )
+    reason = " ".join(str(error).split())[:300]
+    return f"{_NAME}: {name!r} {problem} ({type(error).__name__}: {reason})"
+
+
 def untrusted_code(name: str) -> FieldProblem:
     """Return the problem of a model, or tokenizer, that needs code of its own and may not run it.
 

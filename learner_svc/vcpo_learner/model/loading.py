@@ -22,7 +22,7 @@ from transformers import (
 
 from vcpo.api.workloads import Lora, Precision
 from vcpo.service.lifecycle import StartError
-from vcpo.service.model_config import config_problem, untrusted_code
+from vcpo.service.model_config import config_problem, load_problem
 from vcpo.service.rotary_table import fix_rotary_table
 from vcpo.service.vocabulary import keep_vocabulary
 from vcpo_learner.model.file_tensors import account_for
@@ -41,15 +41,7 @@ class ModelLoadError(StartError):
     """A model cannot be loaded; the message names the field, the value and the cure."""
 
     def __init__(self, name: str, cause: Exception) -> None:
-        if "trust_remote_code" in str(cause):  # transformers' advice
-            super().__init__(str(untrusted_code(name)))
-            return
-        first_line = next(iter(str(cause).strip().splitlines()), "no details")[:200]
-        super().__init__(
-            f"spec.model.name: cannot load '{name}' ({type(cause).__name__}: {first_line});"
-            " give a directory with config.json, model.safetensors and tokenizer files, or a hub"
-            " name while the hub is reachable (HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE apply)"
-        )
+        super().__init__(load_problem(name, cause))
 
 
 def load_policy(

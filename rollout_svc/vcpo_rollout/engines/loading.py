@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Final
 
 import torch
@@ -29,7 +28,7 @@ from transformers import (
 from transformers.initialization import no_init_weights
 
 from vcpo.api.workloads import Precision
-from vcpo.service.model_config import config_problem, untrusted_code
+from vcpo.service.model_config import config_problem, load_problem
 from vcpo.service.rotary_table import fix_rotary_table
 from vcpo.service.vocabulary import keep_vocabulary
 from vcpo_rollout.engines.held_state import held_tensors
@@ -169,20 +168,4 @@ def _explain_errors(name: str) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, StrictDataclassError) as error:
-        if "trust_remote_code" in str(error):  # transformers' advice
-            raise ValueError(str(untrusted_code(name))) from error
-        if Path(name).is_dir():
-            problem = (
-                "is a directory without a usable model; it needs config.json and tokenizer.json "
-                "as `save_pretrained` writes them"
-            )
-        elif Path(name).is_absolute() or name.startswith((".", "~")):
-            problem = "is not a directory; relative paths start at the run file"
-        else:
-            problem = (
-                "is neither a directory nor a model that the Hugging Face hub serves; use a local "
-                "directory, or let this machine reach the hub (unset HF_HUB_OFFLINE), set HF_HOME "
-                "to a cache that holds the model, or set HF_TOKEN if it is gated"
-            )
-        reason = " ".join(str(error).split())
-        raise ValueError(f"spec.model.name: {name!r} {problem} ({reason})") from error
+        raise ValueError(load_problem(name, error)) from error

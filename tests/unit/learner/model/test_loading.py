@@ -61,13 +61,12 @@ def test_a_model_that_is_nowhere_is_an_error_with_field_value_and_cure(tmp_path)
     with pytest.raises(ModelLoadError) as caught:
         load_policy(missing, None)
     message = str(caught.value)
-    assert message.startswith(f"spec.model.name: cannot load '{missing}' (")
-    assert "give a directory with config.json, model.safetensors and tokenizer files" in message
+    assert message.startswith(f"spec.model.name: '{missing}' is not a directory; relative paths")
     assert "\n" not in message
 
 
 def test_damaged_weights_are_the_same_error(broken_folder):
-    with pytest.raises(ModelLoadError, match=r"spec\.model\.name: cannot load .*SafetensorError"):
+    with pytest.raises(ModelLoadError, match=r"spec\.model\.name: .* \(SafetensorError"):
         load_policy(str(broken_folder), None)
 
 

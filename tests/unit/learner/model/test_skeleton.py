@@ -163,5 +163,5 @@ def test_a_model_whose_files_have_other_names_is_loaded_whole(tmp_path):
 
 
 def test_a_model_that_is_not_there_is_named():
-    with pytest.raises(ModelLoadError, match=r"spec\.model\.name: cannot load '/nowhere'"):
+    with pytest.raises(ModelLoadError, match=r"spec\.model\.name: '/nowhere' is not a directory"):
         build_skeleton("/nowhere", None)
