@@ -12,6 +12,7 @@ from typing import Any
 import kopf
 
 from vcpo.metrics import OperatorMetrics
+from vcpo.metrics.hosted_runs import HostedRuns
 from vcpo_operator.children.network import OperatorDefaults
 from vcpo_operator.cluster_api.client import Cluster
 from vcpo_operator.cluster_api.executor import Executor
@@ -20,7 +21,6 @@ from vcpo_operator.names import FIELD_MANAGER, learner_address
 from vcpo_operator.observed.index_view import IndexedView
 from vcpo_operator.reconcile.loop import ReconcileLoop, RunQueue
 from vcpo_operator.reconcile.reconciler import Reconciler
-from vcpo_operator.reconcile.status_writer import RunExports
 from vcpo_operator.signals.client import AddressOf, LearnerConnections, SignalSource
 from vcpo_operator.signals.prometheus import ScrapedSignals
 
@@ -66,7 +66,7 @@ class Operator:
             executor=Executor(cluster, connections),
             signals=self._signals,
             defaults=options.defaults,
-            exports=RunExports(metrics),
+            exports=HostedRuns(metrics),
             clock=time.time,
         )
         self._loop = ReconcileLoop(queue, reconciler, metrics, workers=options.workers)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from datetime import datetime
 from typing import Any
 
 from vcpo_operator.children.manifest import Kind
@@ -35,6 +34,7 @@ from vcpo_operator.observed.records import (
     ObservedState,
     RunRecord,
 )
+from vcpo_operator.observed.status import from_rfc3339
 
 Body = Mapping[str, Any]
 
@@ -141,7 +141,7 @@ def parse_pod(body: Body) -> ObservedPod | None:
         is_gated=bool((body.get("spec") or {}).get("schedulingGates")),
         termination_deadline_s=None
         if metadata.get("finalizers") or "deletionTimestamp" not in metadata
-        else _time_s(metadata["deletionTimestamp"]),
+        else from_rfc3339(metadata["deletionTimestamp"]),
     )
 
 
@@ -171,10 +171,6 @@ def collect_observed(
         groups={each.group: each for each in deployments},
         pods=tuple(sorted(pods, key=lambda each: each.name)),
     )
-
-
-def _time_s(text: str | None) -> float | None:
-    return None if text is None else datetime.fromisoformat(text).timestamp()
 
 
 def _integer(text: str | None) -> int | None:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pydantic import ValidationError
 
 from vcpo.api.errors import problems_of
+from vcpo.metrics.hosted_runs import HostedRuns
 from vcpo_operator.children.manifest import Kind
 from vcpo_operator.children.network import OperatorDefaults
 from vcpo_operator.cluster_api.client import ApiError
@@ -32,7 +33,7 @@ from vcpo_operator.observed.records import RunRecord
 from vcpo_operator.reconcile.memory import RunMemory
 from vcpo_operator.reconcile.observer import Observer, View
 from vcpo_operator.reconcile.plan_runner import PlanRunner
-from vcpo_operator.reconcile.status_writer import RunExports, StatusWriter
+from vcpo_operator.reconcile.status_writer import StatusWriter
 from vcpo_operator.signals.client import LearnerCommandError, SignalSource
 
 _LOGGER = logging.getLogger(__name__)
@@ -60,7 +61,7 @@ class Reconciler:
         executor: Executor,
         signals: SignalSource,
         defaults: OperatorDefaults,
-        exports: RunExports,
+        exports: HostedRuns,
         clock: Callable[[], float],
     ) -> None:
         self._view = view

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from typing import Any
 
 from vcpo.control.decision import ControlDecision
-from vcpo.metrics import OperatorMetrics
 from vcpo.metrics.hosted_runs import HostedRun, HostedRuns, Workers
 from vcpo_operator.cluster_api.client import ApiError
 from vcpo_operator.cluster_api.executor import Executor
@@ -23,7 +21,7 @@ from vcpo_operator.decisions.lifecycle import startup_deadline_s
 from vcpo_operator.decisions.snapshot import PlanResult, Snapshot, keeps_last_known_signals
 from vcpo_operator.names import RunKey
 from vcpo_operator.observed.records import RunRecord
-from vcpo_operator.observed.status import RunStatus, StatusCondition
+from vcpo_operator.observed.status import RunStatus
 from vcpo_operator.reconcile.memory import RunMemory
 
 _LOGGER = logging.getLogger(__name__)
@@ -32,7 +30,7 @@ _LOGGER = logging.getLogger(__name__)
 class StatusWriter:
     """Writes statuses and posts events. One owner: the reconciler."""
 
-    def __init__(self, executor: Executor, exports: RunExports) -> None:
+    def __init__(self, executor: Executor, exports: HostedRuns) -> None:
         self._executor = executor
         self._exports = exports
 
@@ -77,7 +75,7 @@ class StatusWriter:
         after = status.with_conditions(
             after, condition_states(inputs), generation=generation, now_s=snapshot.now_s
         )
-        self._exports.show(snapshot, after, decision)
+        self._exports.show(snapshot.record.key, hosted_run(snapshot, after, decision))
         await self._write_if_needed(snapshot.record, memory, snapshot.before, after, snapshot.now_s)
 
     async def write_conditions(
@@ -126,28 +124,6 @@ class StatusWriter:
         memory.status_written_s = now_s
         for event in transition_events(record, before, after, now_s):
             await self.post_event(record.key, event)
-
-
-class RunExports:
-    """Exports runs as metrics, and removes those of deleted runs. One owner: the reconciler."""
-
-    def __init__(self, metrics: OperatorMetrics) -> None:
-        self._runs = HostedRuns(metrics)
-
-    def show(self, snapshot: Snapshot, status: RunStatus, decision: ControlDecision | None) -> None:
-        """Export a run as its next status describes it.
-
-        decision: None while the control loop does not run.
-        """
-        self._runs.show(snapshot.record.key, hosted_run(snapshot, status, decision))
-
-    def show_conditions(self, key: RunKey, conditions: Sequence[StatusCondition]) -> None:
-        """Export conditions alone, of a run whose spec cannot be used."""
-        self._runs.show_conditions(key, conditions)
-
-    def forget(self, key: RunKey) -> None:
-        """Remove the series of a deleted run."""
-        self._runs.forget(key)
 
 
 def hosted_run(
