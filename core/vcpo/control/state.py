@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
-from vcpo.control.limits import ChangeKind, ControlLimits, LimitChange
-from vcpo.control.scaling import FleetState, Starvation
+from vcpo.control.limits import ControlLimits, LimitChange
+from vcpo.control.scaling import FleetState
 from vcpo.control.throttle import ThrottleState
 
 
@@ -57,56 +57,3 @@ class ControlState:
         )
         throttle = self.throttle.clamp(limits.max_policy_lag_steps)
         return dataclasses.replace(self, throttle=throttle, fleet=fleet)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the state as JSON values."""
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_dict(cls, entry: Mapping[str, Any]) -> Self:
-        """Read a state that `to_dict` wrote.
-
-        Raises: ValueError if the entry has another form; the caller may then use `start`.
-        """
-        try:
-            throttle, fleet = entry["throttle"], entry["fleet"]
-            starvation = fleet["starvation"]
-            return cls(
-                throttle=ThrottleState(
-                    lag_limit_steps=int(throttle["lag_limit_steps"]),
-                    progress=int(throttle["progress"]),
-                    judged_step=_optional_int(throttle["judged_step"]),
-                    tightened_step=_optional_int(throttle["tightened_step"]),
-                    tightened_lag_steps=int(throttle["tightened_lag_steps"]),
-                ),
-                fleet=FleetState(
-                    replicas={str(group): int(n) for group, n in fleet["replicas"].items()},
-                    scaled_s=float(fleet["scaled_s"]),
-                    scaled_step=_optional_int(fleet["scaled_step"]),
-                    starvation=None
-                    if starvation is None
-                    else Starvation(
-                        workers=int(starvation["workers"]), seen_s=float(starvation["seen_s"])
-                    ),
-                ),
-                last_lag_change=_optional_change(entry.get("last_lag_change")),
-            )
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"not a control state ({error!r}): {entry!r}") from error
-
-
-def _optional_int(value: Any) -> int | None:
-    return None if value is None else int(value)
-
-
-def _optional_change(entry: Mapping[str, Any] | None) -> LimitChange | None:
-    if entry is None:
-        return None
-    return LimitChange(
-        kind=ChangeKind(entry["kind"]),
-        before=int(entry["before"]),
-        after=int(entry["after"]),
-        reason=str(entry["reason"]),
-        decided_s=float(entry["decided_s"]),
-        group=str(entry["group"]),
-    )

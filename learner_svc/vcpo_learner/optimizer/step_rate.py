@@ -6,10 +6,14 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from vcpo.algo.ess.trust_region import TARGET_BATCH
+from pydantic import TypeAdapter
+
+from vcpo.algo.ess.trust_region import TARGET_BATCH, TrustRegion
 from vcpo.algo.ess.unit import EssKind, EssReading
 from vcpo.api import VCPORunSpec
 from vcpo_learner.optimizer.base_rate import base_learning_rate
+
+_REGION = TypeAdapter(TrustRegion)
 
 
 class StepRate:
@@ -76,7 +80,7 @@ class StepRate:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what the next rate depends on, for a checkpoint."""
-        region = None if self.region is None else self.region.to_dict()
+        region = None if self.region is None else _REGION.dump_python(self.region)
         return {"updates_taken": self._updates_taken, "trust_region": region}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -87,4 +91,4 @@ class StepRate:
         self._updates_taken = int(state["updates_taken"])
         region = state["trust_region"]
         if self.region is not None and region is not None:
-            self.region = self.region.restore(region)
+            self.region = self.region.continue_from(_REGION.validate_python(region))

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
+
+from pydantic import TypeAdapter
 
 from vcpo.algo.health.collapse import RewardWatch
 from vcpo.algo.health.early_warning import EarlyWarning, StepHealth, WarningLevel
@@ -12,6 +15,22 @@ from vcpo.algo.health.rate_backoff import RateBackoff
 from vcpo.api import VCPORunSpec
 from vcpo_learner.update.batch_decision import StepDecision
 from vcpo_learner.update.result import BatchGradient
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _HealthState:
+    early_warning: EarlyWarning
+    rewards: RewardWatch
+    rate_backoff: RateBackoff
+    rollbacks: Rollbacks
+
+
+_STATE = TypeAdapter(_HealthState)
+
+
+def _dump(state: _HealthState) -> dict[str, Any]:
+    found: dict[str, Any] = _STATE.dump_python(state, mode="json")
+    return found
 
 
 class RunHealth:
@@ -90,24 +109,26 @@ class RunHealth:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what the next step's health depends on, for a checkpoint."""
-        return {
-            "early_warning": self._warning.to_dict(),
-            "rewards": self._rewards.to_dict(),
-            "rate_backoff": self.backoff.to_dict(),
-            "rollbacks": self.rollbacks.to_dict(),
-        }
+        return _dump(
+            _HealthState(
+                early_warning=self._warning,
+                rewards=self._rewards,
+                rate_backoff=self.backoff,
+                rollbacks=self.rollbacks,
+            )
+        )
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a `state_dict`.
 
         Raises: ValueError if the state has another form or a number is out of range.
         """
-        self._warning = EarlyWarning.from_dict(state["early_warning"])
-        self._rewards = self._rewards.restore(state["rewards"])
-        self.rollbacks = Rollbacks.from_dict(state["rollbacks"])
+        saved = _STATE.validate_python(state)
+        self._warning, self._rewards = saved.early_warning, saved.rewards
+        self.rollbacks = saved.rollbacks
         # A spec that was changed to keep the rate resets it.
         if self.guards.lowers_rate:
-            self.backoff = RateBackoff.from_dict(state["rate_backoff"])
+            self.backoff = saved.rate_backoff
 
     def rolled_back_state(self, saved: Mapping[str, Any], *, version: int) -> dict[str, Any]:
         """Return the `state_dict` of a run that goes back to a saved one.
@@ -116,11 +137,13 @@ class RunHealth:
 
         version: the policy version that the rollback publishes.
         """
-        return {
-            **saved,
-            "rate_backoff": self.backoff.after_rollback().to_dict(),
-            "rollbacks": self.rollbacks.after(version).to_dict(),
-        }
+        return _dump(
+            replace(
+                _STATE.validate_python(saved),
+                rate_backoff=self.backoff.after_rollback(),
+                rollbacks=self.rollbacks.after(version),
+            )
+        )
 
     def _observe(self, step: StepHealth, rewards: Sequence[float]) -> None:
         self._warning = self._warning.observe(step)

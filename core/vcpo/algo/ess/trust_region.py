@@ -42,7 +42,7 @@ of its damping.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final, Self
+from typing import Final, Self
 
 from vcpo.algo.ess.finite_batch import nats_at_size
 
@@ -211,40 +211,18 @@ class TrustRegion:
         is_new = rate > 0.0 and bound is not None
         return replace(self, squared_rates=kept[first:], bound=bound if is_new else self.bound)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the observations as JSON values for a checkpoint, without the settings."""
-        return {
-            "squared_rates": list(self.squared_rates),
-            "means": [[each.missing_nats, each.distance] for each in self.means],
-            "drift": self.drift,
-            "peak": self.peak,
-            "bound": self.bound,
-        }
-
-    def restore(self, state: Mapping[str, Any]) -> Self:
-        """Return this region's settings with the observations that `to_dict` returned.
-
-        Raises: ValueError if the state has another form.
-        """
-        try:
-            kept = [float(each) for each in state["squared_rates"]]
-            bound = state["bound"]
-            means = tuple(
-                DriftMeans(steps=steps, missing_nats=float(nats), distance=float(distance))
-                for steps, (nats, distance) in zip(self._spans, state["means"], strict=False)
-            )
-            return replace(
-                self,
-                squared_rates=tuple(kept[max(0, len(kept) - self.horizon_steps) :]),
-                means=means,
-                drift=float(state["drift"]),
-                peak=float(state["peak"]),
-                bound=None if bound is None else float(bound),
-            )
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(
-                f"state is {str(state)[:80]}: give what to_dict of TrustRegion returned ({error})"
-            ) from error
+    def continue_from(self, saved: "TrustRegion") -> Self:
+        """Return this region's settings with what another one has seen."""
+        kept = saved.squared_rates
+        means = zip(self._spans, saved.means, strict=False)
+        return replace(
+            self,
+            squared_rates=kept[max(0, len(kept) - self.horizon_steps) :],
+            means=tuple(replace(each, steps=steps) for steps, each in means),
+            drift=saved.drift,
+            peak=saved.peak,
+            bound=saved.bound,
+        )
 
     @property
     def _spans(self) -> tuple[int, int]:

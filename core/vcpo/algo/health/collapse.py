@@ -32,11 +32,11 @@ names them, and an evaluation leaves them out.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from statistics import fmean, median, pstdev
-from typing import Any, Final, Self
+from typing import Final, Self
 
 COLLAPSE_SHARE: Final = 0.5
 """A measure below this share of its best value before has collapsed."""
@@ -196,31 +196,6 @@ class RewardWatch:
         if self.last is None or self.best is None:
             return False
         return _has_fallen(self.best, self.last.value, COLLAPSE_SHARE)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the rewards as JSON values for a checkpoint."""
-        best = None if self.best is None else [self.best.value, self.best.error]
-        return {"latest": [list(rewards) for rewards in self.latest], "best": best}
-
-    def restore(self, state: Mapping[str, Any]) -> Self:
-        """Return a watch with the rewards that `to_dict` returned.
-
-        Raises: ValueError if the state has another form or a reward is not finite.
-        """
-        try:
-            latest = tuple(tuple(map(float, rewards)) for rewards in state["latest"])
-            best = None if state["best"] is None else tuple(map(float, state["best"]))
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(
-                f"state is {str(state)[:80]}: give what to_dict of RewardWatch returned"
-            ) from error
-        is_whole = all(latest) and len(best or (0.0, 0.0)) == 2
-        if not is_whole or not all(map(math.isfinite, chain(*latest, best or ()))):
-            raise ValueError(f"state is {str(state)[:80]}: give finite rewards")
-        watch = replace(self, latest=(), last=None, best=None)
-        for rewards in latest[-REWARD_WINDOW_STEPS:]:
-            watch = watch.observe(rewards)
-        return replace(watch, best=RewardMean(value=best[0], error=best[1]) if best else None)
 
 
 def _has_fallen(best: RewardMean, value: float, share: float) -> bool:

@@ -23,11 +23,10 @@ Sources: VCPO, arXiv 2602.17616 (ESS falls before a collapse). The thresholds ar
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import pairwise
-from typing import Any, Final, Self
+from typing import Final, Self
 
 SMOOTHING_STEPS: Final = 5
 """Time constant of the mean, and the first step with a level."""
@@ -116,6 +115,13 @@ class EarlyWarning:
     """Steps in a row, up to the last one, that taught nothing."""
     level: WarningLevel = WarningLevel.OK
 
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.mean <= 1.0 or min(self.seen, self.dead_steps) < 0:
+            raise ValueError(
+                f"mean is {self.mean}, seen {self.seen} and dead_steps {self.dead_steps}: give a"
+                " mean in [0, 1] and counts"
+            )
+
     def observe(self, step: StepHealth) -> Self:
         """Return the warning after one more step."""
         seen = self.seen + 1
@@ -147,36 +153,6 @@ class EarlyWarning:
 
     def _ease(self, level: WarningLevel) -> float:
         return HYSTERESIS if self.level.is_at_least(level) else 1.0
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the warning as JSON values for a checkpoint."""
-        return {
-            "mean": self.mean,
-            "seen": self.seen,
-            "dead_steps": self.dead_steps,
-            "level": self.level.value,
-        }
-
-    @classmethod
-    def from_dict(cls, state: Mapping[str, Any]) -> Self:
-        """Read what `to_dict` returned.
-
-        Raises: ValueError if the state has another form or a number is out of range.
-        """
-        try:
-            found = cls(
-                mean=float(state["mean"]),
-                seen=int(state["seen"]),
-                dead_steps=int(state["dead_steps"]),
-                level=WarningLevel(state["level"]),
-            )
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(
-                f"state is {str(state)[:80]}: give what to_dict of EarlyWarning returned"
-            ) from error
-        if not 0.0 <= found.mean <= 1.0 or min(found.seen, found.dead_steps) < 0:
-            raise ValueError(f"state is {str(state)[:80]}: give a mean in [0, 1] and counts")
-        return found
 
 
 def _severity(value: float, *anchors: tuple[float, float]) -> float:

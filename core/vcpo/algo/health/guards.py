@@ -15,10 +15,9 @@ So a run that cannot be saved ends after its last step, as any other run.
 docs/inside/mathematics.md has the figures.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final, Self
+from typing import Final, Self
 
 from vcpo.algo.health.early_warning import WarningLevel
 
@@ -89,6 +88,10 @@ class Rollbacks:
     version: int | None = None
     """Policy version that the newest rollback published; None if there was no rollback."""
 
+    def __post_init__(self) -> None:
+        if self.number < 0 or (self.version is not None and self.version < 0):
+            raise ValueError(f"number is {self.number} and version {self.version}: give at least 0")
+
     def after(self, version: int) -> Self:
         """Return the rollbacks after one that publishes `version`."""
         return type(self)(number=self.number + 1, version=version)
@@ -99,27 +102,6 @@ class Rollbacks:
         Returns None if no rollback limits it.
         """
         return None if self.version is None else max(0, version - self.version)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the rollbacks as JSON values for a checkpoint."""
-        return {"number": self.number, "version": self.version}
-
-    @classmethod
-    def from_dict(cls, state: Mapping[str, Any]) -> Self:
-        """Read what `to_dict` returned.
-
-        Raises: ValueError if the state has another form or a number is negative.
-        """
-        try:
-            number, version = int(state["number"]), state["version"]
-            version = None if version is None else int(version)
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(
-                f"state is {str(state)[:80]}: give what to_dict of Rollbacks returned"
-            ) from error
-        if number < 0 or (version is not None and version < 0):
-            raise ValueError(f"state is {state}: give numbers of at least 0")
-        return cls(number=number, version=version)
 
 
 def _is_reached(bound: WarningLevel | None, level: WarningLevel) -> bool:

@@ -16,9 +16,8 @@ tries it again after 10, 20, 40 steps and so on, ever more seldom. After a rollb
 not return: what the run did at the higher one is known. docs/inside/mathematics.md has the figures.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final, Self
+from typing import Final, Self
 
 BACKOFF_FACTOR: Final = 0.5
 """Factor on the learning rate for each warning or rollback."""
@@ -47,6 +46,13 @@ class RateBackoff:
     """Well steps in a row since the factor changed."""
     wanted_calm_steps: int = CALM_STEPS
     """Well steps in a row that double the factor."""
+
+    def __post_init__(self) -> None:
+        if not SMALLEST_BACKOFF <= self.factor <= self.ceiling <= 1.0:
+            raise ValueError(
+                f"factor is {self.factor} of at most {self.ceiling}: give numbers in"
+                f" [{SMALLEST_BACKOFF:g}, 1]"
+            )
 
     def observe(self, *, is_warned: bool, is_well: bool = False) -> Self:
         """Return the backoff after a step; it holds from the next step on.
@@ -77,39 +83,3 @@ class RateBackoff:
     def _halve(self) -> Self:
         factor = max(SMALLEST_BACKOFF, self.factor * BACKOFF_FACTOR)
         return replace(self, factor=factor, age_steps=0, calm_steps=0)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the backoff as JSON values for a checkpoint."""
-        return {
-            "factor": self.factor,
-            "ceiling": self.ceiling,
-            "age_steps": self.age_steps,
-            "calm_steps": self.calm_steps,
-            "wanted_calm_steps": self.wanted_calm_steps,
-        }
-
-    @classmethod
-    def from_dict(cls, state: Mapping[str, Any]) -> Self:
-        """Read what `to_dict` returned.
-
-        Raises: ValueError if the state has another form or a factor is out of range.
-        """
-        try:
-            age = state["age_steps"]
-            backoff = cls(
-                factor=float(state["factor"]),
-                ceiling=float(state["ceiling"]),
-                age_steps=None if age is None else int(age),
-                calm_steps=int(state["calm_steps"]),
-                wanted_calm_steps=int(state["wanted_calm_steps"]),
-            )
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(
-                f"state is {str(state)[:80]}: give what to_dict of RateBackoff returned"
-            ) from error
-        if not SMALLEST_BACKOFF <= backoff.factor <= backoff.ceiling <= 1.0:
-            raise ValueError(
-                f"factor is {backoff.factor} of at most {backoff.ceiling}: give numbers in"
-                f" [{SMALLEST_BACKOFF:g}, 1]"
-            )
-        return backoff

@@ -1,4 +1,3 @@
-import json
 import math
 
 import pytest
@@ -241,27 +240,3 @@ def test_a_watch_finds_what_is_found_after_the_fact(rewards):
     )
     first = next((end for end, watch in enumerate(watches, start=1) if watch.has_collapsed), None)
     assert first == (None if found is None else found.step)
-
-
-def test_a_watch_survives_a_checkpoint():
-    for num_steps in (0, 3, 10, 15):
-        watch = watched(*[[0.1 * number, 1.0, 0.0] for number in range(num_steps)])
-        state = json.loads(json.dumps(watch.to_dict()))
-        assert RewardWatch().restore(state) == watch
-
-
-@pytest.mark.parametrize(
-    "state",
-    [
-        {},
-        {"latest": [["x"]], "best": [1, 0]},
-        {"latest": [], "best": [float("inf"), 0]},
-        {"latest": [[]], "best": None},
-        {"latest": [0.5], "best": None},
-        {"latest": [[0.5]], "best": [1.0]},
-        {"latest": [[0.5]], "best": 1.0},
-    ],
-)
-def test_rewards_of_another_form_are_refused(state):
-    with pytest.raises(ValueError, match="state is"):
-        watched().restore(state)

@@ -1,8 +1,5 @@
 """What a run does by itself about its warning or its collapse, and when it stops doing it."""
 
-import json
-
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -88,16 +85,3 @@ def test_after_a_rollback_the_lag_may_grow_by_one_version_with_each_step():
     rollbacks = Rollbacks().after(40)
     assert [rollbacks.largest_lag_steps(version) for version in (40, 41, 47)] == [0, 1, 7]
     assert Rollbacks().largest_lag_steps(47) is None
-
-
-def test_rollbacks_survive_a_checkpoint():
-    for rollbacks in (Rollbacks(), Rollbacks().after(3).after(9)):
-        assert Rollbacks.from_dict(json.loads(json.dumps(rollbacks.to_dict()))) == rollbacks
-
-
-@pytest.mark.parametrize(
-    "state", [{}, {"number": 1}, {"number": "x", "version": 1}, {"number": -1, "version": None}]
-)
-def test_rollbacks_of_another_form_are_refused(state):
-    with pytest.raises(ValueError, match="state is"):
-        Rollbacks.from_dict(state)
