@@ -76,7 +76,6 @@ class Judgement:
     """What a person does about it, in a sentence; empty: nothing."""
 
     def __str__(self) -> str:
-        """Return both."""
         return f"{self.why} {self.todo}".rstrip()
 
 
@@ -130,7 +129,6 @@ class RunCollapse:
     """First step at which the early warning was critical or dead; None when it never was."""
 
     def __str__(self) -> str:
-        """Return it in sentences."""
         fall, warned = self.fall, "never was critical"
         if self.warned_step is not None:
             warned = f"was critical from step {self.warned_step:,}"

@@ -30,7 +30,6 @@ class EffectiveRate:
         return self.schedule * self.scale * self.backoff
 
     def __str__(self) -> str:
-        """Return the rate, and in brackets the factors that are not 1."""
         named = {"schedule": self.schedule, "ESS": self.scale, "backoff": self.backoff}
         factors = [f"{name} x{factor:.2g}" for name, factor in named.items() if factor != 1.0]
         return f"{self.rate:.3g} ({', '.join(factors) or 'full rate'})"

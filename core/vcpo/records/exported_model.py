@@ -38,7 +38,6 @@ class ExportedModel:
     """Parameters of the run's model, its adapters included."""
 
     def write(self, folder: Path) -> None:
-        """Write the file into the folder of the weights."""
         text = json.dumps(asdict(self), indent=1) + "\n"
         (folder / EXPORT_FILE).write_text(text, encoding="utf-8")
 

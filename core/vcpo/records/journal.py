@@ -95,15 +95,12 @@ class Journal:
         run_dir.mkdir(parents=True, exist_ok=True)
 
     def step(self, record: StepRecord) -> None:
-        """Append an optimizer step."""
         self._append(METRICS_FILE, {"type": "step", **dataclasses.asdict(record)})
 
     def evaluation(self, record: EvaluationRecord) -> None:
-        """Append an evaluation."""
         self._append(METRICS_FILE, {"type": "evaluation", **dataclasses.asdict(record)})
 
     def event(self, record: EventRecord) -> None:
-        """Append an event."""
         self._append(EVENTS_FILE, dataclasses.asdict(record))
 
     def _append(self, name: str, entry: Mapping[str, Any]) -> None:

@@ -146,7 +146,6 @@ def read_evaluation(run_dir: Path, step: int) -> list[Sample]:
 
 
 def _evaluations(run_dir: Path) -> list[Path]:
-    """Return the files of evaluations, in order of their steps."""
     return sorted((run_dir / FOLDER).glob("evaluation-*.jsonl"))
 
 

@@ -18,7 +18,6 @@ class WeightUpdates:
     """Versions whose LoRA adapters a worker merged into full sets of weights."""
 
     def __add__(self, other: Self) -> Self:
-        """Return the sums."""
         return type(self)(
             in_flight=self.in_flight + other.in_flight,
             adapter_swaps=self.adapter_swaps + other.adapter_swaps,
@@ -26,7 +25,6 @@ class WeightUpdates:
         )
 
     def __sub__(self, other: Self) -> Self:
-        """Return the differences."""
         return type(self)(
             in_flight=self.in_flight - other.in_flight,
             adapter_swaps=self.adapter_swaps - other.adapter_swaps,

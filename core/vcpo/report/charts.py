@@ -106,12 +106,10 @@ def _small(
 
 
 def _of_weights(name: str) -> StepValue:
-    """Return a field of steps whose importance weights all have a value."""
     return lambda step: getattr(step, name) if step.has_weights else None
 
 
 def _of_update(name: str) -> StepValue:
-    """Return a field of steps that made an update."""
     return lambda step: None if step.skipped is not None else getattr(step, name)
 
 
@@ -509,7 +507,6 @@ def _curve_data(
 
 
 def _column(values: Iterable[float | None]) -> Column:
-    """Return a column; a value that is infinite, NaN or huge becomes a gap."""
     return [None if value is None or not abs(value) <= _LARGEST else value for value in values]
 
 
@@ -562,7 +559,6 @@ def _bucket_label(lag: int) -> str:
 
 
 def _short(value: float | None) -> float | None:
-    """Round to five significant digits, so that the page stays small; counts stay exact."""
     if value is None:
         return None
     return int(value) if value == int(value) else float(f"{value:.5g}")

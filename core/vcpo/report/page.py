@@ -114,7 +114,6 @@ def _asset(name: str) -> str:
 
 
 def _digest(text: str) -> str:
-    """Return a text's digest as a content security policy spells it."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 

@@ -37,7 +37,6 @@ class JsonLine(JsonFormatter):
     def formatTime(  # noqa: N802 - the library's name
         self, record: logging.LogRecord, datefmt: str | None = None
     ) -> str:
-        """Return the time of a record as RFC 3339, in UTC."""
         moment = datetime.fromtimestamp(record.created, UTC)
         return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
@@ -47,7 +46,6 @@ class JsonLine(JsonFormatter):
         record: logging.LogRecord,
         message_dict: dict[str, Any],
     ) -> None:
-        """Fill the line: head, `extra`, process, and a traceback at the end."""
         super().add_fields(log_data, record, {})
         about = getattr(record, _KUBERNETES_OBJECT, None)
         if about is not None:

@@ -131,7 +131,6 @@ class _LineHandler(logging.StreamHandler[TextIO]):
     """Writes lines. A record that cannot be formatted becomes a line that says so."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - the library's name
-        """Write the record's unformatted message; a stream that cannot be written loses it."""
         path, number = record.pathname, record.lineno
         text = f"a line of {path}:{number} cannot be formatted: {record.msg!r}"
         unformatted = logging.LogRecord(
@@ -153,14 +152,12 @@ class _PrintedLines(io.TextIOBase):
         atexit.register(self._log)
 
     def write(self, text: str) -> int:
-        """Log the text once it ends with a new line."""
         self._unfinished += text
         if self._unfinished.endswith("\n"):
             self._log()
         return len(text)
 
     def fileno(self) -> int:
-        """Return the descriptor of the original stream, to which native code writes."""
         return self._original.fileno()
 
     def _log(self) -> None:
@@ -201,7 +198,6 @@ def _fields() -> Mapping[str, object]:
 
 
 def _process_fields() -> dict[str, str]:
-    """Return the fields of this process, which may be one that a service started."""
     fields: dict[str, str] = json.loads(os.environ.get(_FIELDS_VARIABLE, "{}"))
     return fields
 

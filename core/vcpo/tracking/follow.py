@@ -133,7 +133,6 @@ class Followers:
             self._processes.append(process)
 
     def close(self) -> None:
-        """Let all of them send what is left; kill what has not ended in time."""
         for process in self._processes:
             assert process.stdin is not None
             process.stdin.close()

@@ -46,11 +46,9 @@ class TensorBoardSink:
         self._writer.add_text("run", f"```json\n{text}\n```", self._last_step)
 
     def sent_steps(self) -> Collection[int]:
-        """Return the steps up to the last one that was written, as the run directory keeps it."""
         return range(1, self._last_step + 1)
 
     def step(self, record: StepRecord) -> None:
-        """Write one point for each number."""
         if record.step <= self._last_step:
             self._void_from(record.step)
         self._last_step = record.step
@@ -61,7 +59,6 @@ class TensorBoardSink:
             self._tracked.keep(SinkName.TENSORBOARD, str(record.step))
 
     def evaluation(self, record: EvaluationRecord) -> None:
-        """Write the result at the step at which the evaluation started."""
         for name, value in evaluation_scalars(record).items():
             self._writer.add_scalar(name, value, record.step, walltime=record.time_unix_s)
         if rows := table_rows(self._settings, self._tracked, record.step):
@@ -69,12 +66,10 @@ class TensorBoardSink:
             self._writer.add_text(TITLE, page, record.step, walltime=record.time_unix_s)
 
     def event(self, record: EventRecord, step: int) -> None:
-        """Write the event as text."""
         name = f"events/{record.kind}"
         self._writer.add_text(name, record.message, step, walltime=record.time_unix_s)
 
     def close(self, *, failed: bool) -> None:
-        """Write what is left."""
         self._writer.close()
 
     def _void_from(self, step: int) -> None:

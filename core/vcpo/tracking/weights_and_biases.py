@@ -63,11 +63,9 @@ class WandbSink:
         step that the service has, so they wait for the next one."""
 
     def sent_steps(self) -> Collection[int]:
-        """Return the steps before the next row of the service; offline none."""
         return range(1, self._first_row)
 
     def step(self, record: StepRecord) -> None:
-        """Send the numbers of a step; the service takes only those after its last."""
         if record.step >= self._first_row and record.step > self._row:
             self._row = record.step
             values = {**step_scalars(record), "_timestamp": record.time_unix_s}
@@ -75,19 +73,16 @@ class WandbSink:
             self._early.clear()
 
     def evaluation(self, record: EvaluationRecord) -> None:
-        """Send the result against the step at which the evaluation started."""
         values = {**evaluation_scalars(record), _EVALUATION_STEP: record.step}
         if rows := table_rows(self._settings, self._tracked, record.step):
             values[TITLE] = self._wandb.Table(columns=list(COLUMNS), data=rows)
         self._fill(values)
 
     def event(self, record: EventRecord, step: int) -> None:
-        """Send a mark at the step, and the last event of each kind as text."""
         self._fill({f"events/{record.kind}": 1})
         self._run.summary[f"last_event/{record.kind}"] = record.message
 
     def close(self, *, failed: bool) -> None:
-        """Wait for the upload, up to ten seconds, and end the run."""
         self._run.finish(exit_code=int(failed))
         self._wandb.teardown()  # only this waits until the client has written its file
 

@@ -48,7 +48,6 @@ class RunPanel:
         self._events: deque[str] = deque(maxlen=_EVENTS_SHOWN)
 
     def update(self, view: RunView) -> None:
-        """Take the current state; a new step adds a point to the trends."""
         last = view.signals.last
         if last is not None and (self._view is None or last.step != self._view.signals.step):
             self._rewards.append(last.reward_mean)
@@ -56,7 +55,6 @@ class RunPanel:
         self._view = view
 
     def event(self, message: str) -> None:
-        """Take an event; only the last few are kept."""
         self._events.append(printable(message))
 
     def render(self) -> Panel:

@@ -70,7 +70,6 @@ def run_summary(run_dir: Path, ending: Ending) -> dict[str, Any]:
 
 
 def _mismatches(steps: Iterable[StepRecord]) -> Iterator[float]:
-    """Yield the gaps of sampler and learner at equal version, nats per token, where measured."""
     return (step.mismatch["gap_nats"] for step in steps if "gap_nats" in step.mismatch)
 
 
@@ -150,7 +149,6 @@ def _format_answer(answer: Sample) -> str:
 
 
 def _one_line(text: str) -> str:
-    """Return a text on one line; a terminal obeys none of its characters."""
     return " ".join("".join(each if each.isprintable() else " " for each in text).split())
 
 

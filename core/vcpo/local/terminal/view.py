@@ -68,12 +68,10 @@ class RichView:
         self._live.stop()
 
     def update(self, view: RunView) -> None:
-        """Redraw the panel with the current state."""
         self._panel.update(view)
         self._live.update(self._panel.render(), refresh=True)
 
     def event(self, message: str) -> None:
-        """Redraw the panel with one more event below the numbers."""
         self._panel.event(message)
         self._live.update(self._panel.render(), refresh=True)
 
@@ -103,7 +101,6 @@ class PlainView:
             self._print_latest(self._latest)
 
     def update(self, view: RunView) -> None:
-        """Print a line if one is due, or if the phase or the accuracy changed."""
         self._latest = view
         waited_s = self._clock() - self._printed_at_s
         before = self._printed
@@ -114,7 +111,6 @@ class PlainView:
             self._print_latest(view)
 
     def event(self, message: str) -> None:
-        """Print an event at once."""
         self._write(f"* {printable(message)}")
 
     def _print_latest(self, view: RunView) -> None:
