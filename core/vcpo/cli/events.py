@@ -14,7 +14,7 @@ from vcpo.cli.console import OUT, fail, require_run
 from vcpo.local.run_dir import RunDir
 from vcpo.local.terminal.run_view import printable
 from vcpo.records.journal import EventRecord, read_events
-from vcpo.report.event_table import event_rows
+from vcpo.report.recorded_run import event_rows
 
 _STYLES: Final = {logging.ERROR: "bold red", logging.WARNING: "yellow"}
 

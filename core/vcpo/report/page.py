@@ -8,22 +8,22 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import resources
 from pathlib import Path
+from statistics import fmean
 
 import jinja2
 from markupsafe import Markup
 
 from vcpo.algo.advantage import BaselineScope
-from vcpo.api import run_to_yaml
+from vcpo.api import VCPORun, run_to_yaml
 from vcpo.api.algorithm import Algorithm
-from vcpo.records.journal import failure_of
+from vcpo.records.journal import Metrics, failure_of
 from vcpo.report.charts import main_charts, page_data, sections
-from vcpo.report.event_table import MAX_EVENTS, event_rows
-from vcpo.report.numbers import compact
-from vcpo.report.recorded_run import RecordedRun, read_run
-from vcpo.report.summary import headlines
+from vcpo.report.numbers import UNKNOWN, compact, decimal, duration, finite, whole
+from vcpo.report.recorded_run import MAX_EVENTS, RecordedRun, event_rows, read_run
 
 REPORT_FILE = "report.html"
 
@@ -142,3 +142,79 @@ def recipe(algorithm: Algorithm) -> tuple[tuple[str, str], ...]:
         ("baseline", f"{config.baseline}{scope}"),
         ("learning-rate rule", config.learning_rate_rule.value),
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Headline:
+    """One number in large print."""
+
+    label: str
+    value: str
+    note: str = ""
+
+
+def headlines(recorded: RecordedRun) -> tuple[Headline, ...]:
+    """Return the numbers that a reader wants first."""
+    run, metrics = recorded.run, recorded.metrics
+    taken = metrics.steps[-1].step if metrics.steps else 0
+    return (
+        _accuracy(metrics),
+        Headline(label="Steps", value=whole(taken), note=f"of {whole(run.spec.steps)}"),
+        _wall_time(recorded),
+        _trajectories(metrics),
+        _lag(run, metrics),
+        _ess(metrics),
+    )
+
+
+def _accuracy(metrics: Metrics) -> Headline:
+    if not metrics.evaluations:
+        return Headline(label="Accuracy", value=UNKNOWN, note="not evaluated yet")
+    first, last = metrics.evaluations[0], metrics.evaluations[-1]
+    if first.step == last.step:
+        value = decimal(first.accuracy, ".3f")
+    else:
+        value = f"{decimal(first.accuracy, '.3f')} → {decimal(last.accuracy, '.3f')}"
+    return Headline(label="Accuracy", value=value, note=f"held out, at step {whole(last.step)}")
+
+
+def _wall_time(recorded: RecordedRun) -> Headline:
+    total_s = recorded.clock.total_s
+    steps, num_sessions = recorded.metrics.steps, recorded.clock.num_sessions
+    speeds = [speed for step in steps if (speed := finite(step.tokens_per_s)) is not None]
+    notes = [f"{fmean(speeds):,.0f} tokens/s on average"] if speeds else []
+    if num_sessions > 1:
+        notes.append(f"in {num_sessions} sessions")
+    return Headline(label="Wall time", value=duration(total_s), note=", ".join(notes))
+
+
+def _trajectories(metrics: Metrics) -> Headline:
+    if not metrics.steps:
+        return Headline(label="Trajectories consumed", value=UNKNOWN)
+    last = metrics.steps[-1]
+    note = f"{whole(last.leased)} leased, {whole(sum(last.dropped.values()))} dropped"
+    if last.dropped:
+        reasons = sorted(last.dropped.items(), key=lambda item: (-item[1], item[0]))
+        note += f" ({', '.join(f'{reason} {whole(count)}' for reason, count in reasons)})"
+    return Headline(label="Trajectories consumed", value=whole(last.consumed), note=note)
+
+
+def _lag(run: VCPORun, metrics: Metrics) -> Headline:
+    limit = run.spec.algorithm.max_policy_lag_steps
+    note = f"versions; limit {limit}"
+    means = [mean for step in metrics.steps if (mean := finite(step.lag_mean)) is not None]
+    if not means:
+        return Headline(label="Lag, mean / max", value=UNKNOWN, note=note)
+    worst = max(step.lag_max for step in metrics.steps)
+    value = f"{sum(means) / len(means):.1f} / {worst}"
+    return Headline(label="Lag, mean / max", value=value, note=note)
+
+
+def _ess(metrics: Metrics) -> Headline:
+    known = [step for step in metrics.steps if step.has_weights]
+    if not known:
+        return Headline(label="Lowest ESS ratio", value=UNKNOWN)
+    lowest = min(known, key=lambda step: step.ess_ratio)
+    on_policy = decimal(lowest.on_policy_ess_ratio, ".2f")
+    note = f"at step {whole(lowest.step)}; on-policy {on_policy}"
+    return Headline(label="Lowest ESS ratio", value=decimal(lowest.ess_ratio, ".2f"), note=note)

@@ -11,9 +11,8 @@ from vcpo.api.tracking import Sink as SinkSettings
 from vcpo.api.tracking import SinkName
 from vcpo.records.journal import EvaluationRecord, EventRecord
 from vcpo.records.step_record import StepRecord
-from vcpo.tracking.sample_table import TITLE, table_page, table_rows
 from vcpo.tracking.scalars import evaluation_scalars, step_scalars
-from vcpo.tracking.sink import TrackedRun
+from vcpo.tracking.sink import TITLE, TrackedRun, table_page, table_rows
 
 _COPY = ".copy"
 """End of the names of files that a copy replaces."""

@@ -10,9 +10,8 @@ from vcpo.api.tracking import Sink as SinkSettings
 from vcpo.api.tracking import SinkName, WandbMode
 from vcpo.records.journal import EvaluationRecord, EventRecord
 from vcpo.records.step_record import StepRecord
-from vcpo.tracking.sample_table import COLUMNS, TITLE, table_rows
 from vcpo.tracking.scalars import evaluation_scalars, step_scalars
-from vcpo.tracking.sink import DEFAULT_PROJECT, TrackedRun
+from vcpo.tracking.sink import COLUMNS, DEFAULT_PROJECT, TITLE, TrackedRun, table_rows
 
 _FINISH_S = 10.0
 _EVALUATION_STEP = "evaluation/step"

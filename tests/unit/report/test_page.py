@@ -1,6 +1,7 @@
 import base64
 import hashlib
 import json
+import math
 import re
 import time
 from html.parser import HTMLParser
@@ -8,12 +9,13 @@ from html.parser import HTMLParser
 import pytest
 
 from tests.fixtures.samples import make_sample
+from vcpo.algo.methods import Method
 from vcpo.api import SpecError, run_to_yaml
 from vcpo.api.algorithm import Algorithm
 from vcpo.records.journal import Journal, Metrics
 from vcpo.report import RecordedRun, render_report, write_report
-from vcpo.report.event_table import MAX_EVENTS
-from vcpo.report.page import recipe
+from vcpo.report.page import headlines, recipe
+from vcpo.report.recorded_run import MAX_EVENTS
 
 HOSTILE = """'"></style></script><script>alert(1)</script><img src=x onerror=alert(1)>"""
 EMPTY = Metrics(steps=(), evaluations=())
@@ -198,3 +200,110 @@ def test_a_second_report_replaces_the_first_and_leaves_nothing_beside_it(run, tm
 def test_a_directory_without_a_spec_is_refused(tmp_path):
     with pytest.raises(SpecError, match=r"spec\.yaml"):
         write_report(tmp_path)
+
+
+def words_of(**fields):
+    return [f"{stage} {value}" for stage, value in recipe(Algorithm.model_validate(fields))]
+
+
+def test_the_stages_of_vcpo():
+    stages = ["weight sequence", "aggregation sequenceMean"]
+    assert words_of(method="vcpo") == [
+        "method vcpo",
+        *stages,
+        "baseline opob",
+        "learning-rate rule sqrt",
+    ]
+    assert words_of() == [
+        "method vcpo2",
+        *stages,
+        "baseline pessimistic, one per batch",
+        "learning-rate rule trustRegion",
+    ]
+
+
+def test_a_stage_that_the_file_replaces_is_the_one_in_force():
+    assert {"baseline groupMean, one per batch", "learning-rate rule linear"} <= set(
+        words_of(baseline="groupMean", baselineScope="batch", learningRateRule="linear")
+    )
+
+
+def test_dapo_filters_and_clips():
+    assert {"filter informative", "clipping clip", "aggregation tokenMean"} <= set(
+        words_of(method="dapo")
+    )
+
+
+@pytest.mark.parametrize("method", list(Method))
+def test_every_preset_names_its_stages_in_words(method):
+    stages = dict(recipe(Algorithm.model_validate({"method": method.value})))
+    assert {"method", "aggregation", "baseline", "learning-rate rule"} <= set(stages)
+    assert all(value and "None" not in value for value in stages.values())
+
+
+def metrics_of(*steps, evaluations=()):
+    return Metrics(steps=steps, evaluations=tuple(evaluations))
+
+
+def headline(run, metrics, label, events=()):
+    recorded = RecordedRun(run=run, metrics=metrics, events=tuple(events))
+    (found,) = [item for item in headlines(recorded) if item.label == label]
+    return found.value, found.note
+
+
+def test_accuracy_is_shown_before_and_after(run, make_evaluation):
+    evaluations = [make_evaluation(0, 0.35), make_evaluation(2, 0.5), make_evaluation(4, 0.9)]
+    metrics = metrics_of(evaluations=evaluations)
+    assert headline(run, metrics, "Accuracy") == ("0.350 → 0.900", "held out, at step 4")
+
+
+def test_a_single_evaluation_is_no_progress(run, make_evaluation):
+    metrics = metrics_of(evaluations=[make_evaluation(0, 0.35)])
+    assert headline(run, metrics, "Accuracy") == ("0.350", "held out, at step 0")
+
+
+def test_wall_time_runs_from_the_first_record_to_the_last(run, make_step, make_event):
+    steps = [
+        make_step(1, time_unix_s=1000.0, tokens_per_s=100.0),
+        make_step(2, time_unix_s=1192.0, tokens_per_s=300.0),
+    ]
+    value = headline(run, metrics_of(*steps), "Wall time", [make_event("lost", 1100.0)])
+    assert value == ("3m 12s", "200 tokens/s on average")
+
+
+def test_wall_time_includes_the_start_and_leaves_out_the_pause_before_a_resume(
+    run, make_step, make_event
+):
+    events = [
+        make_event("", 1000.0, kind="Started"),
+        make_event("", 1030.0, kind="Draining"),
+        make_event("", 5000.0, kind="Started"),
+    ]
+    steps = [make_step(1, time_unix_s=1020.0), make_step(2, time_unix_s=5040.0)]
+    value, note = headline(run, metrics_of(*steps), "Wall time", events)
+    assert (value, note) == ("1m 10s", "200 tokens/s on average, in 2 sessions")
+
+
+def test_trajectories_name_every_reason_to_drop(run, make_step):
+    metrics = metrics_of(make_step(4, leased=1097, consumed=1000, dropped={"lag": 2, "failed": 45}))
+    assert headline(run, metrics, "Trajectories consumed") == (
+        "1,000",
+        "1,097 leased, 47 dropped (failed 45, lag 2)",
+    )
+
+
+def test_lag_is_the_mean_of_means_and_the_largest_maximum(run, make_step):
+    steps = [make_step(1, lag_mean=1.0, lag_max=3), make_step(2, lag_mean=2.0, lag_max=7)]
+    assert headline(run, metrics_of(*steps), "Lag, mean / max") == ("1.5 / 7", "versions; limit 8")
+
+
+def test_the_lowest_ess_ratio_is_found_past_steps_without_one(run, make_step):
+    without = [make_step(1, ess_ratio=math.nan), make_step(4, ess_ratio=0.0, skipped="nan")]
+    steps = [without[0], make_step(2, ess_ratio=0.25), make_step(3), without[1]]
+    value = headline(run, metrics_of(*steps), "Lowest ESS ratio")
+    assert value == ("0.25", "at step 2; on-policy 0.80")
+
+
+@pytest.mark.parametrize("label", ["Wall time", "Trajectories consumed", "Lowest ESS ratio"])
+def test_headlines_of_an_empty_run_are_unknown(run, label):
+    assert headline(run, metrics_of(), label)[0] == "-"

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from tests.fixtures.records import EVALUATION, STEP
-from vcpo.local.terminal.summary import Ending, run_summary
+from tests.fixtures.samples import make_sample
+from vcpo.local.terminal.summary import Ending, answer_lines, interruption_notice, run_summary
 from vcpo.records.exported_model import ExportedModel, ExportKind
 from vcpo.records.journal import Journal
+from vcpo.records.samples import write_answers
 
 
 @pytest.fixture
@@ -114,3 +117,96 @@ def test_a_run_without_records_has_an_empty_summary(tmp_path):
     summary = run_summary(tmp_path, Ending.COMPLETE)
     assert (summary["steps"], summary["workers"], summary["accuracy_after"]) == (0, 0, None)
     assert summary["ess_ratio_min"] is summary["policy_lag_max"] is None
+
+
+FIRST = make_sample(prompt="<s>\nWhat is 2 + 2?", response="five\x1b[2J", reward=0.0)
+LAST = make_sample(prompt="<s>\nWhat is 2 + 2?", response="4</s>", reward=1.0)
+
+
+def test_each_prompt_has_its_first_and_its_last_answer_and_a_terminal_obeys_none_of_them(tmp_path):
+    for step, answers in ((0, [FIRST]), (2, []), (4, [make_sample(prompt_index=9), LAST])):
+        write_answers(tmp_path, step, answers)
+    assert list(answer_lines(tmp_path)) == [
+        "...<s> What is 2 + 2?",
+        "    before  five [2J  (reward 0)",
+        "    after   4</s>  (reward 1)",
+    ]
+
+
+def test_a_run_of_one_evaluation_shows_none(tmp_path):
+    write_answers(tmp_path, 0, [FIRST])
+    assert list(answer_lines(tmp_path)) == []
+
+
+RESUME = "`vcpo run run.yaml --run-dir runs/r-001 --resume`"
+ANEW = "trains on everything that was accepted, and takes"
+EXPORT = "`vcpo export runs/r-001`"
+
+
+@pytest.mark.parametrize(
+    ("checkpoint_step", "last_step", "lines"),
+    [
+        (
+            21,
+            21,
+            [
+                f"The checkpoint of step 21 is saved: {RESUME} goes on from there.",
+                f"{EXPORT} writes the model of step 21.",
+            ],
+        ),
+        (
+            20,
+            23,
+            [
+                f"The newest checkpoint is that of step 20: {RESUME} {ANEW} steps 21 to 23 anew.",
+                f"{EXPORT} writes the model of step 20.",
+            ],
+        ),
+        (
+            20,
+            21,
+            [
+                f"The newest checkpoint is that of step 20: {RESUME} {ANEW} step 21 anew.",
+                f"{EXPORT} writes the model of step 20.",
+            ],
+        ),
+        (
+            None,
+            3,
+            [
+                f"There is no checkpoint: {RESUME} {ANEW} steps 1 to 3 anew.",
+                "`vcpo export` has no model to write before there is a checkpoint.",
+            ],
+        ),
+        (
+            None,
+            0,
+            [
+                f"No step was taken, and there is no checkpoint: {RESUME} begins with step 1.",
+                "`vcpo export` has no model to write before there is a checkpoint.",
+            ],
+        ),
+    ],
+)
+def test_the_notice_says_what_a_resume_and_an_export_would_find(checkpoint_step, last_step, lines):
+    notice = interruption_notice(
+        Path("run.yaml"),
+        Path("runs/r-001"),
+        checkpoint_step=checkpoint_step,
+        last_step=last_step,
+    )
+    assert notice.splitlines() == lines
+
+
+def test_a_checkpoint_ahead_of_the_journal_is_the_step_that_counts():
+    """A full disk may refuse the journal's line."""
+    notice = interruption_notice(
+        Path("run.yaml"), Path("runs/r-001"), checkpoint_step=21, last_step=19
+    )
+    assert notice.startswith("The checkpoint of step 21 is saved: ")
+
+
+def test_paths_with_spaces_are_quoted():
+    notice = interruption_notice(Path("a b.yaml"), Path("r 1"), checkpoint_step=1, last_step=1)
+    assert "`vcpo run 'a b.yaml' --run-dir 'r 1' --resume`" in notice
+    assert "`vcpo export 'r 1'`" in notice
