@@ -48,10 +48,7 @@ _STEP: Final = "30s"
 
 _OVERLAID: Final = frozenset({Kind.LINES, Kind.STACK, Kind.EVENTS, Kind.STATES})
 """Kinds whose series name their run, as several runs may be chosen."""
-_FORMATS: Final = {
-    Kind.HEATMAP: PromQueryFormat.HEATMAP,
-    Kind.TABLE: PromQueryFormat.TABLE,
-}
+_FORMATS: Final = {Kind.HEATMAP: PromQueryFormat.HEATMAP, Kind.TABLE: PromQueryFormat.TABLE}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

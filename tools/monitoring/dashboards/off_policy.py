@@ -286,11 +286,5 @@ OFF_POLICY: Final = Board(
     description="Is the data of this run too old for its updates, why, and what was done about it?",
     tags=("vcpo", "off-policy"),
     has_run=True,
-    rows=(
-        _MAY_WE_STEP,
-        _WHY_OFF_POLICY,
-        _WHO_MAKES_THE_UPDATE,
-        _CONTROLLER,
-        _DID_IT_HELP,
-    ),
+    rows=(_MAY_WE_STEP, _WHY_OFF_POLICY, _WHO_MAKES_THE_UPDATE, _CONTROLLER, _DID_IT_HELP),
 )

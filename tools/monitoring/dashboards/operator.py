@@ -71,10 +71,7 @@ _IS_IT_UP: Final = Row(
                 Query(
                     "count by (reason) ("
                     + value(
-                        "vcpo_run_condition_reason",
-                        "reason",
-                        where='condition="Ready"',
-                        scope=RUNS,
+                        "vcpo_run_condition_reason", "reason", where='condition="Ready"', scope=RUNS
                     )
                     + " == 1)",
                     "{{reason}}",

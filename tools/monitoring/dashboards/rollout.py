@@ -4,21 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from tools.monitoring.dashboards.board import (
-    AxisUnit,
-    Board,
-    Kind,
-    Panel,
-    Query,
-    Role,
-    Row,
-)
-from tools.monitoring.dashboards.promql import (
-    value,
-    worker_quantile,
-    worker_rates,
-    worker_values,
-)
+from tools.monitoring.dashboards.board import AxisUnit, Board, Kind, Panel, Query, Role, Row
+from tools.monitoring.dashboards.promql import value, worker_quantile, worker_rates, worker_values
 from tools.monitoring.rules import threshold
 
 
@@ -193,10 +180,5 @@ ROLLOUT_FLEET: Final = Board(
     description="Are the workers of this run there, do they generate, and from which weights?",
     tags=("vcpo", "rollout"),
     has_run=True,
-    rows=(
-        _ARE_THEY_THERE,
-        _DO_THEY_GENERATE,
-        _HOW_OLD_ARE_THE_WEIGHTS,
-        _WHAT_HOLDS_THEM_UP,
-    ),
+    rows=(_ARE_THEY_THERE, _DO_THEY_GENERATE, _HOW_OLD_ARE_THE_WEIGHTS, _WHAT_HOLDS_THEM_UP),
 )

@@ -130,10 +130,7 @@ _WHICH_RUN: Final = Row(
             text="Green is good. Blue marks a run that is complete, failed or suspended.",
             kind=Kind.STATES,
             queries=(
-                Query(
-                    f"max by (namespace, run, condition) ({_CONDITIONS})",
-                    "{{condition}}",
-                ),
+                Query(f"max by (namespace, run, condition) ({_CONDITIONS})", "{{condition}}"),
             ),
         ),
     ),
