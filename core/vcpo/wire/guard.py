@@ -17,9 +17,7 @@ so the guard does not read a probe's message. Reflection needs a key, of any rol
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
-from enum import StrEnum
 from typing import Any
 
 import grpc
@@ -48,29 +46,11 @@ _OURS = "/vcpo."
 _CONTROL = f"/{control_pb2.DESCRIPTOR.services_by_name['ControlService'].full_name}/"
 
 
-class CallRefusal(StrEnum):
-    """Why the guard or the server of weights refused a call, or ended a transfer early."""
-
-    KEY = "key"
-    """The caller shows no key that this server knows."""
-    ROLE = "role"
-    """The key is that of a role which may not call the method."""
-    DEADLINE = "deadline"
-    """The call has no deadline, or one too far away."""
-    MESSAGE = "message"
-    """The message did not arrive in time, or is malformed."""
-    CONNECTIONS = "connections"
-    """The server of weights has too many connections."""
-    STALLED = "stalled"
-    """The caller stopped reading a file of weights."""
-
-
 class _RefusedError(WireError):
     """A call that the guard refuses."""
 
-    def __init__(self, reason: CallRefusal, status: grpc.StatusCode, text: str) -> None:
+    def __init__(self, status: grpc.StatusCode, text: str) -> None:
         super().__init__(text)
-        self.reason = reason
         self.status = status
 
 
@@ -87,8 +67,6 @@ class Guard(grpc.aio.ServerInterceptor):
         *,
         read_timeout_s: float = READ_TIMEOUT_S,
     ) -> None:
-        self.refusals: Counter[CallRefusal] = Counter()
-        """Number of refused calls by reason."""
         self._keys = keys
         self._read_timeout_s = read_timeout_s
         self._reading = asyncio.Semaphore(MAX_MESSAGES_READ)
@@ -109,7 +87,6 @@ class Guard(grpc.aio.ServerInterceptor):
         metadata = dict(handler_call_details.invocation_metadata or ())
         refusal = self._refusal(method, metadata)
         if refusal is not None:
-            self.refusals[refusal.reason] += 1
             return grpc.stream_stream_rpc_method_handler(_refusing(refusal))
         if not method.startswith(_OURS):  # reflection and other services of the libraries
             return handler
@@ -127,12 +104,12 @@ class Guard(grpc.aio.ServerInterceptor):
         if role is None:
             variables = " or ".join(each.variable for each in self._keys)
             text = f"{AUTHORIZATION}: must be 'Bearer <key>' of a role; set {variables}"
-            return _RefusedError(CallRefusal.KEY, grpc.StatusCode.UNAUTHENTICATED, text)
+            return _RefusedError(grpc.StatusCode.UNAUTHENTICATED, text)
         if not method.startswith(_OURS):
             return None
         if method not in METHODS_OF[role]:
             text = f"{AUTHORIZATION}: the key of the role {role} may not call {method}"
-            return _RefusedError(CallRefusal.ROLE, grpc.StatusCode.PERMISSION_DENIED, text)
+            return _RefusedError(grpc.StatusCode.PERMISSION_DENIED, text)
         return None
 
     def _guard_probe(self, handler: Any) -> Any:
@@ -143,7 +120,6 @@ class Guard(grpc.aio.ServerInterceptor):
                 _check_deadline(context.time_remaining(), MAX_PROBE_S)
                 return await handler.unary_unary(health_pb2.HealthCheckRequest(), context)
             except _RefusedError as error:
-                self.refusals[error.reason] += 1
                 return await context.abort(error.status, str(error))
 
         return grpc.stream_unary_rpc_method_handler(
@@ -168,40 +144,31 @@ class Guard(grpc.aio.ServerInterceptor):
         self, decode: Callable[[bytes], Any], context: _Context, reading: asyncio.Semaphore
     ) -> Any:
         """Read a call's message when a slot for reading is free."""
-        try:
-            _check_deadline(context.time_remaining(), MAX_DEADLINE_S)
-            return await self._message(decode, context, reading)
-        except _RefusedError as error:
-            self.refusals[error.reason] += 1
-            raise
-
-    async def _message(
-        self, decode: Callable[[bytes], Any], context: _Context, reading: asyncio.Semaphore
-    ) -> Any:
+        _check_deadline(context.time_remaining(), MAX_DEADLINE_S)
         try:
             async with reading, asyncio.timeout(self._read_timeout_s):
                 message = await context.read()
         except TimeoutError as error:
             text = f"message: it did not arrive within {self._read_timeout_s:g} s"
             status = grpc.StatusCode.DEADLINE_EXCEEDED
-            raise _RefusedError(CallRefusal.MESSAGE, status, text) from error
-        malformed = CallRefusal.MESSAGE, grpc.StatusCode.INVALID_ARGUMENT
+            raise _RefusedError(status, text) from error
+        malformed = grpc.StatusCode.INVALID_ARGUMENT
         if message is grpc.aio.EOF:
-            raise _RefusedError(*malformed, "message: one must be sent")
+            raise _RefusedError(malformed, "message: one must be sent")
         try:
             return decode(message)
         except DecodeError as error:
             text = f"message: {len(message)} bytes that are no message of this method"
-            raise _RefusedError(*malformed, text) from error
+            raise _RefusedError(malformed, text) from error
 
 
 def _check_deadline(remaining_s: float | None, max_s: float) -> None:
-    invalid = CallRefusal.DEADLINE, grpc.StatusCode.INVALID_ARGUMENT
+    invalid = grpc.StatusCode.INVALID_ARGUMENT
     if remaining_s is None:
-        raise _RefusedError(*invalid, "deadline: every call must set a timeout")
+        raise _RefusedError(invalid, "deadline: every call must set a timeout")
     if remaining_s > max_s:
         text = f"deadline: must be at most {max_s:.0f} s away, not {remaining_s:.0f} s"
-        raise _RefusedError(*invalid, text)
+        raise _RefusedError(invalid, text)
 
 
 def _refusing(refusal: _RefusedError) -> Callable[[Any, _Context], Awaitable[None]]:

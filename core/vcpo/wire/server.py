@@ -27,9 +27,9 @@ class WireServer:
         keys: the key of each role that is let in; None accepts every caller.
         guard: replaces the default guard with these keys.
         """
-        self.guard = guard or Guard(keys)
+        self._guard = guard or Guard(keys)
         self.grpc_server = grpc.aio.server(
-            interceptors=[self.guard],
+            interceptors=[self._guard],
             options=server_options(resource.getrlimit(resource.RLIMIT_NOFILE)[0]),
             maximum_concurrent_rpcs=MAX_CALLS,
         )
@@ -64,7 +64,7 @@ class WireServer:
         reflection.enable_server_reflection(names, self.grpc_server)
         port = _bind(self.grpc_server, address, certificates)
         if health_address is not None:
-            self._probed = grpc.aio.server(interceptors=[self.guard], options=probe_options())
+            self._probed = grpc.aio.server(interceptors=[self._guard], options=probe_options())
             health_pb2_grpc.add_HealthServicer_to_server(self._health, self._probed)
             self.health_port = _bind(self._probed, health_address, None)
             await self._probed.start()

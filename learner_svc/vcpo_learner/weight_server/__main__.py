@@ -13,8 +13,8 @@ the rank removes is read to its end by whoever has begun.
 Standard output is a line of JSON for each report, and the last one follows within a second:
 
 ```
-{"port": 7620}                                                 it serves
-{"sent_bytes": {"full": 9000}, "refusals": {"key": 1}}         since its start
+{"port": 7620}                         it serves
+{"sent_bytes": {"full": 9000}}         since its start
 ```
 
 Standard input is a number of seconds in which transfers may end, and then the process ends. Its end
@@ -54,7 +54,6 @@ from vcpo.service.lifecycle import (
 )
 from vcpo.wire.access.roles import AUTHORIZATION, CallerRole, keys_from_environment, role_of
 from vcpo.wire.access.tls import CertificateFolder, checked_folder
-from vcpo.wire.guard import CallRefusal
 from vcpo.wire.limits import MAX_WEIGHT_CONNECTIONS, SILENCE_S
 from vcpo.wire.weights import FILE_PATH
 
@@ -156,7 +155,6 @@ class WeightFileServer(ThreadingHTTPServer):
         self._context = None if certificates is None else certificates.server_context()
         self._lock = threading.Lock()
         self._sent_bytes: Counter[str] = Counter()
-        self._refusals: Counter[CallRefusal] = Counter()
         self._num_connections = 0
         host, port = address
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -167,16 +165,11 @@ class WeightFileServer(ThreadingHTTPServer):
         with self._lock:
             self._sent_bytes[form] += num_bytes
 
-    def count_refusal(self, reason: CallRefusal) -> None:
-        """Count a request that is refused, or a transfer that ends early."""
-        with self._lock:
-            self._refusals[reason] += 1
-
     def report(self, reports: _Reports) -> None:
         """Report the counts."""
         with self._lock:
-            sent, refusals = dict(self._sent_bytes), dict(self._refusals)
-        reports.send(sent_bytes=sent, refusals=refusals)
+            sent = dict(self._sent_bytes)
+        reports.send(sent_bytes=sent)
 
     def wait_for_transfers(self, grace_s: float) -> None:
         """Wait until no connection is left, for `grace_s` seconds at most."""
@@ -207,7 +200,6 @@ class WeightFileServer(ThreadingHTTPServer):
         if has_room:
             super().process_request(request, client_address)
         else:
-            self.count_refusal(CallRefusal.CONNECTIONS)
             self.shutdown_request(request)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
@@ -248,13 +240,11 @@ class Handler(BaseHTTPRequestHandler):
         """Send a file from an offset on."""
         keys = self.server.keys
         if keys and role_of(self.headers.get(AUTHORIZATION, ""), keys) is None:
-            self.server.count_refusal(CallRefusal.KEY)
             self._refuse(HTTPStatus.UNAUTHORIZED, "show the key of the run's workers")
             return
         found = FILE_PATH.fullmatch(self.path)
         wanted = _RANGE.fullmatch(self.headers.get("Range", "bytes=0-"))
         if found is None or wanted is None:
-            self.server.count_refusal(CallRefusal.MESSAGE)
             self._refuse(HTTPStatus.BAD_REQUEST, "ask for a file of a version, from an offset on")
             return
         try:
@@ -276,9 +266,6 @@ class Handler(BaseHTTPRequestHandler):
             num_bytes = 0
             try:
                 num_bytes = self.connection.sendfile(file, offset, _COUNTED_BYTES)
-            except TimeoutError:
-                self.server.count_refusal(CallRefusal.STALLED)
-                raise
             finally:
                 # Where sending broke off, the file stands behind what was sent.
                 sent = num_bytes or max(file.tell() - offset, 0)

@@ -26,7 +26,6 @@ from vcpo.metrics.label_values import WeightForm
 from vcpo.service.lifecycle import describe_exit
 from vcpo.service.logs import END_VARIABLE
 from vcpo.wire.access.roles import CallerRole, RoleKeys, key_variables
-from vcpo.wire.guard import CallRefusal
 
 _LOGGER = logging.getLogger(__name__)
 _PATIENCE_S = 10.0
@@ -75,9 +74,9 @@ class WeightServer:
         self._is_closing = False
         self._port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._is_serving = False
-        self._ended = Counter[WeightForm](), Counter[CallRefusal]()
-        """Bytes and refusals of the processes that have ended."""
-        self._current = Counter[WeightForm](), Counter[CallRefusal]()
+        self._ended = Counter[WeightForm]()
+        """Bytes that the processes have sent that have ended."""
+        self._current = Counter[WeightForm]()
         self.num_starts = 0
         """Processes started so far."""
 
@@ -92,11 +91,7 @@ class WeightServer:
 
     @property
     def sent_bytes(self) -> Counter[WeightForm]:
-        return self._ended[0] + self._current[0]
-
-    @property
-    def refusals(self) -> Counter[CallRefusal]:
-        return self._ended[1] + self._current[1]
+        return self._ended + self._current
 
     async def address(self) -> str:
         """Return where files are read, `host:port` or `:port`, once a process has served.
@@ -174,8 +169,7 @@ class WeightServer:
             )
         finally:
             self._is_serving = False
-            self._ended = self.sent_bytes, self.refusals
-            self._current = Counter(), Counter()
+            self._ended, self._current = self.sent_bytes, Counter()
             await _end(process)
             self._process = None
         assert process.returncode is not None
@@ -191,9 +185,8 @@ class WeightServer:
             if not self._port.done():
                 self._port.set_result(port)
         else:
-            self._current = (
-                Counter({WeightForm(form): n for form, n in report["sent_bytes"].items()}),
-                Counter({CallRefusal(reason): n for reason, n in report["refusals"].items()}),
+            self._current = Counter(
+                {WeightForm(form): n for form, n in report["sent_bytes"].items()}
             )
 
 
