@@ -51,7 +51,6 @@ class NoLog:
         """Discard the change."""
 
     def cut(self, step: int) -> int:
-        """Return 0: there is no change."""
         return self.position
 
     async def wait_until_kept(self) -> None:

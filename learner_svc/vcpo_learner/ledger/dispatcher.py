@@ -362,7 +362,6 @@ class Dispatcher:
             self._changed.notify()
 
     def _book_of(self, lease_id: str) -> LeaseBook:
-        """Return the book of a lease, open or closed: the evaluation's or the ledger's."""
         book = self._round.leases
         return book if book.has_issued(lease_id) else self.ledger.leases
 
@@ -404,7 +403,6 @@ class Dispatcher:
                 self.notify()
 
     def _preempt_surplus(self) -> None:
-        """Preempt what an over-provisioned run does not need now that a batch is complete."""
         surplus = self._admission.surplus_trajectories(self.step)
         if surplus > 0:
             self.ledger.preempt(surplus)

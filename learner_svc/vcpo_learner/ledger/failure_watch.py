@@ -193,7 +193,6 @@ class FailureWatch:
         return at_work <= self._failing
 
     def _sentence(self, failure: Failure) -> str:
-        """Return a failure in words, with the environment's name if it is the environment's."""
         if not failure.cause.is_of_environment:
             return failure.sentence
         return f"environment '{self._environment.name}': {failure.sentence}"

@@ -221,7 +221,6 @@ class Lease:
         )
 
     def _waiting(self) -> Self:
-        """Return the prompt without a lease."""
         return replace(
             self, lease_id="", worker_id="", response_numbers=(), expires_s=inf, preempted=False
         )

@@ -50,7 +50,6 @@ class LeaseBook:
         self._ids = count()  # not the number of a grant: a later lease may take an earlier place
 
     def __len__(self) -> int:
-        """Count the open leases."""
         return len(self._open)
 
     def new_lease_id(self) -> str:
@@ -181,7 +180,6 @@ class LeaseBook:
         self._count(lease, missing=lease.num_missing, accepted=len(lease.accepted))
 
     def _count(self, lease: Lease, *, missing: int, accepted: int) -> None:
-        """Add to the sums over the open leases."""
         self._missing_of[lease.worker_id] += missing
         self.num_missing += missing
         self.num_accepted += accepted

@@ -483,7 +483,6 @@ class TrajectoryLedger:
             raise InconsistentChangeError(str(error)) from error
 
     def _make(self, change: Change) -> None:
-        """Apply a change and emit it."""
         self._apply(change)
         self._log.append(change)
 

@@ -79,7 +79,6 @@ class WorkerRegistry:
         """By process id."""
 
     def __contains__(self, worker_id: str) -> bool:
-        """Return whether the worker is registered, lost or not."""
         return worker_id in self._workers
 
     def workers(self) -> list[RegisteredWorker]:
@@ -161,7 +160,6 @@ class WorkerRegistry:
         return self._set_aside.get(process_id)
 
     def _put(self, worker: RegisteredWorker) -> None:
-        """Store a worker with the time of this contact."""
         self._workers[worker.worker_id] = replace(worker, last_seen_s=self._clock())
         self._workers.move_to_end(worker.worker_id)
 

@@ -58,20 +58,3 @@ async def test_a_request_is_given_up_when_its_worker_asks_again():
     await settle()
     assert [task.done() for task in waiting] == [True, True, False]
     waiting[-1].cancel()
-
-
-HELD_OUT = {**RUN, "evaluation": {"prompts": 64, "everySteps": 100}}
-
-
-async def start_evaluation(fixture, step=0):
-    round_ = asyncio.create_task(fixture.dispatcher.evaluate(step, exclusive=True))
-    await settle()
-    return round_
-
-
-async def test_workers_share_all_of_the_first_evaluation():
-    fixture = dispatcher_fixture(**HELD_OUT)
-    round_ = await start_evaluation(fixture)
-    shares = [len(await take_leases(fixture, f"worker-{number}", room=16)) for number in range(4)]
-    assert shares == [16] * 4
-    round_.cancel()

@@ -362,23 +362,6 @@ class TestEvaluation:
         assert fixture.submit(held_out) == ["lease_ended"]
         assert {one.purpose for one in await lease_now(fixture)} == {Purpose.TRAIN}
 
-    async def test_a_retried_response_to_a_held_out_prompt_is_a_duplicate(self):
-        fixture = dispatcher_fixture(evaluation={"prompts": 2})
-        await begin_round(fixture, exclusive=False)
-        (held_out,) = await lease_now(fixture, room=1)
-        assert fixture.submit(held_out) == ["accepted"]
-        assert fixture.submit(held_out) == ["duplicate"]
-
-    async def test_another_worker_completes_a_prompt_whose_worker_is_lost(self, fixture):
-        round_ = await begin_round(fixture, exclusive=True)
-        await lease_now(fixture, worker_id="gone")
-        waiting = waiting_lease(fixture, worker_id="other")
-        await settle()
-        assert fixture.dispatcher.release("gone", []) == 1
-        (held_out,) = await waiting
-        fixture.submit(held_out, worker_id="other")
-        assert (await round_).num_trajectories == 1
-
     async def test_a_round_whose_prompts_all_fail_ends_without_a_result(self, fixture):
         round_ = await begin_round(fixture, exclusive=True)
         for _ in range(2):

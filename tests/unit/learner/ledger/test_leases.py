@@ -43,21 +43,11 @@ def open_lease(book):
     return lease_of(book, 0)
 
 
-def test_lease_ids_carry_the_prefix_and_count_the_grants(book):
-    assert [open_lease(book).lease_id for _ in range(2)] == ["train-now-0", "train-now-1"]
-
-
 def test_a_book_knows_its_own_ids_by_their_form(book):
     lease = open_lease(book)
     book.close(lease.lease_id)
     assert book.has_issued(lease.lease_id)
     assert not book.has_issued("train-nowhere-0")
-
-
-def test_abandoning_twice_says_that_there_is_nothing_left(book):
-    lease = open_lease(book)
-    assert book.close(lease.lease_id) is lease
-    assert book.close(lease.lease_id) is None
 
 
 def test_the_memory_of_fulfilled_leases_is_bounded(book, monkeypatch):
@@ -118,15 +108,3 @@ def test_the_sums_of_a_book_are_those_of_its_leases(steps):
         for worker_id in ("w0", "w1", "w2"):
             held = [one for one in leases if one.worker_id == worker_id]
             assert book.held_by(worker_id) == held
-
-
-def test_leases_expire_in_the_order_of_their_grants():
-    clock = ManualClock()
-    book = LeaseBook(prefix="train-now", timeout_s=TIMEOUT_S, clock=clock)
-    first = open_lease(book)
-    clock.advance(1)
-    second = open_lease(book)
-    clock.advance(TIMEOUT_S - 1)
-    assert book.expired_leases() == [first]
-    clock.advance(1)
-    assert book.expired_leases() == [first, second]

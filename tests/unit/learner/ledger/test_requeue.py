@@ -3,7 +3,6 @@
 import pytest
 
 from tests.fixtures.learner.dispatcher import (
-    TIMEOUT_S,
     ManualClock,
     dispatcher_fixture,
     make_ledger,
@@ -11,7 +10,6 @@ from tests.fixtures.learner.dispatcher import (
     make_trajectories,
     work_request,
 )
-from vcpo.algo.methods import GroupFilter
 from vcpo.wire.errors import InvalidMessageError
 from vcpo.wire.trajectory import FinishReason
 from vcpo.wire.v1 import ledger_pb2
@@ -49,57 +47,11 @@ def test_the_next_grant_of_the_prompt_carries_its_partial_responses(ledger):
     assert grant_one(ledger).partial_responses == ()
 
 
-def test_it_is_no_trajectory_of_the_accounting(ledger):
-    release_with(ledger, COMPLETE, UNDER_WAY)
-    counts = ledger.counts()
-    counts.check()
-    assert (counts.leased, counts.in_flight, counts.buffered) == (2, 0, 0)
-    assert counts.dropped == {"released": 2}
-
-
-def test_a_worker_that_dies_takes_nothing_of_it_away(ledger, clock):
-    release_with(ledger, UNDER_WAY)
-    grant_one(ledger)
-    ledger.release("w", [])
-    assert grant_one(ledger).partial_responses == (UNDER_WAY,)
-    clock.advance(TIMEOUT_S)
-    ledger.expire()
-    assert grant_one(ledger).partial_responses == (UNDER_WAY,)
-
-
-def test_a_failed_generation_restarts(ledger):
-    release_with(ledger, UNDER_WAY)
-    ledger.fail(grant_one(ledger).lease_id)
-    assert grant_one(ledger).partial_responses == ()
-
-
-def test_a_group_that_was_too_old_restarts(ledger):
-    release_with(ledger, UNDER_WAY)
-    lease = grant_one(ledger)
-    ledger.submit(lease.lease_id, make_trajectories(lease, versions=(0, 1)))
-    assert ledger.take_batch(step=2, max_policy_lag_steps=1) is None
-    again = grant_one(ledger)
-    assert (again.prompt_index, again.partial_responses) == (0, ())
-
-
-def test_partial_responses_released_later_replace_earlier_ones(ledger):
-    release_with(ledger, UNDER_WAY)
-    longer = make_partial_response(0, 1, 1)
-    ledger.release("w", [grant_one(ledger).lease_id], [longer])
-    assert grant_one(ledger).partial_responses == (longer,)
-
-
 def test_more_responses_than_the_lease_wants_are_refused(ledger):
     lease = grant_one(ledger)
     with pytest.raises(InvalidMessageError, match="begun: must be at most 2 responses"):
         ledger.release("w", [lease.lease_id], [UNDER_WAY] * 3)
     assert ledger.counts().in_flight == 2
-
-
-def test_responses_with_a_token_that_is_too_old_are_discarded(ledger):
-    release_with(ledger, UNDER_WAY, COMPLETE)
-    lease = grant_one(ledger, oldest_step=1)
-    assert lease.partial_responses == (COMPLETE,)
 
 
 def test_grants_stop_before_a_message_grows_too_large(ledger, monkeypatch):
@@ -147,10 +99,3 @@ async def test_a_version_that_does_not_exist_yet_is_refused():
     (assignment,) = await fixture.dispatcher.lease(work_request(room=2), wait_s=0)
     with pytest.raises(InvalidMessageError, match=r"begun\[0\]\.version_spans"):
         fixture.dispatcher.release("w", [assignment.lease_id], [make_partial_response(1)])
-
-
-def test_equal_rewards_are_dropped_where_groups_must_tell_something(clock):
-    ledger = make_ledger(clock, group_filter=GroupFilter.DYNAMIC_SAMPLING)
-    lease = grant_one(ledger)
-    ledger.submit(lease.lease_id, make_trajectories(lease, versions=(0, 1, 1)))
-    assert ledger.counts().dropped == {"no_signal": 2}

@@ -175,16 +175,6 @@ def test_a_group_that_was_dropped_is_followed_by_other_responses(ledger):
     assert seed_of(again) != seed_of(first)
 
 
-def test_a_batch_stands_in_the_order_of_the_first_grants(ledger):
-    first, second = grant(ledger, 2)
-    ledger.release("w", [first.lease_id])
-    (again,) = grant(ledger)
-    for lease in (second, again):
-        ledger.submit(lease.lease_id, make_trajectories(lease))
-    batch = ledger.take_batch(step=0, max_policy_lag_steps=1)
-    assert [group.lease_id for group in batch] == [again.lease_id, second.lease_id]
-
-
 def test_a_partial_response_is_resumed_under_its_number(ledger):
     (first,) = grant(ledger)
     ledger.release("w", [first.lease_id], [make_partial_response(0, number=1)])

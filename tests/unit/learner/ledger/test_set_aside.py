@@ -60,13 +60,6 @@ async def test_a_lease_is_sampled_with_the_same_seed_however_many_workers_lose_i
         assert again.seed(7) == held.seed(7)
 
 
-async def test_what_it_sends_afterwards_is_not_accepted(fixture):
-    (held,) = await lease(fixture, "bad", 1)
-    fixture.dispatcher.set_aside("bad", *WHY)
-    assert fixture.submit(held, worker_id="bad") == ["lease_ended", "lease_ended"]
-    assert fixture.ledger.counts().buffered == 0
-
-
 async def test_it_gets_no_more_work_not_even_what_it_waits_for(fixture):
     # Each worker may hold what admission leaves: 8 trajectories a step, and a lag of 1.
     await lease(fixture, "good", 100)

@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 
 from tests.fixtures.learner.dispatcher import (
-    TIMEOUT_S,
     ManualClock,
     make_ledger,
     make_partial_response,
@@ -48,40 +47,6 @@ def restart(ledger, clock):
     return other
 
 
-def test_new_prompts_are_granted_in_their_order(ledger):
-    assert prompts(grant(ledger, 2) + grant(ledger, 1)) == [0, 1, 2]
-
-
-def test_an_expired_lease_is_granted_again_before_new_prompts(ledger, clock):
-    grant(ledger, 2)
-    clock.advance(TIMEOUT_S)
-    assert len(ledger.expire()) == 2
-    assert prompts(grant(ledger, 3)) == [0, 1, 2]
-    assert ledger.counts().dropped == {"lease_expired": 4}
-
-
-def test_a_lease_is_open_until_its_last_instant(ledger, clock):
-    grant(ledger, 1)
-    clock.advance(TIMEOUT_S - 0.001)
-    assert ledger.expire() == []
-
-
-def test_a_late_submission_finds_its_lease_ended(ledger, clock):
-    (lease,) = grant(ledger, 1)
-    clock.advance(TIMEOUT_S)
-    ledger.expire()
-    assert ledger.submit(lease.lease_id, make_trajectories(lease)) == ["lease_ended"] * 2
-    assert ledger.counts().buffered == 0
-
-
-def test_a_repeated_submission_is_a_duplicate_and_changes_nothing(ledger):
-    (lease,) = grant(ledger, 1)
-    assert ledger.submit(lease.lease_id, make_trajectories(lease)) == ["accepted"] * 2
-    before = ledger.counts()
-    assert ledger.submit(lease.lease_id, make_trajectories(lease, reward=9.0)) == ["duplicate"] * 2
-    assert ledger.counts() == before
-
-
 def test_the_first_response_under_an_id_is_the_one_that_stays(ledger):
     (lease, _) = leases = grant(ledger, 2)
     ledger.submit(lease.lease_id, [make_trajectory(lease.lease_id, 0, reward=0.25)])
@@ -95,34 +60,6 @@ def test_one_response_sent_twice_in_one_submission_counts_once(ledger):
     (lease,) = grant(ledger, 1)
     twice = [make_trajectory(lease.lease_id, 1)] * 2
     assert ledger.submit(lease.lease_id, twice) == ["accepted", "duplicate"]
-
-
-def test_part_of_a_group_is_buffered_but_never_taken(ledger):
-    first, second, third = grant(ledger, 3)
-    ledger.submit(first.lease_id, [make_trajectory(first.lease_id, 0)])
-    submit_all(ledger, [second])
-    assert (ledger.counts().in_flight, ledger.counts().buffered) == (3, 3)
-    assert ledger.take_batch(step=0, max_policy_lag_steps=1) is None
-    submit_all(ledger, [third])
-    batch = ledger.take_batch(step=0, max_policy_lag_steps=1)
-    assert [group.lease_id for group in batch] == [second.lease_id, third.lease_id]
-
-
-def test_groups_are_consumed_in_the_order_of_their_grants(ledger):
-    leases = grant(ledger, 3)
-    submit_all(ledger, reversed(leases))
-    batch = ledger.take_batch(step=0, max_policy_lag_steps=1)
-    assert [group.prompt_index for group in batch] == [0, 1]
-
-
-def test_a_response_of_another_lease_is_refused_whole(ledger):
-    first, second = grant(ledger, 2)
-    sent = [make_trajectory(first.lease_id, 0), make_trajectory(second.lease_id, 1)]
-    with pytest.raises(
-        InvalidMessageError, match=r"trajectories\[1\]\.trajectory_id.*one of 0, 1,"
-    ):
-        ledger.submit(first.lease_id, sent)
-    assert ledger.counts().buffered == 0
 
 
 def test_a_filter_drops_groups_of_equal_rewards_and_never_grants_their_prompts_again(clock):
@@ -159,13 +96,6 @@ def notebook():
     return Notebook()
 
 
-def test_the_source_hears_of_groups_that_say_nothing_too(clock, notebook):
-    ledger = make_ledger(clock, group_filter=GroupFilter.DYNAMIC_SAMPLING, prompt_source=notebook)
-    submit_all(ledger, grant(ledger, 2), reward=0.5)
-    assert notebook.outcomes == [(0, [0.5, 0.5]), (1, [0.5, 0.5])]
-    assert ledger.counts().dropped == {"no_signal": 4}
-
-
 def test_the_source_hears_of_a_group_once_and_only_when_it_is_whole(clock, notebook):
     ledger = make_ledger(clock, prompt_source=notebook)
     (lease,) = grant(ledger, 1)
@@ -191,98 +121,12 @@ def test_requeued_prompts_are_granted_though_the_source_has_none(clock, notebook
     assert prompts(grant(ledger, 1)) == [1]
 
 
-def test_a_group_older_than_the_bound_is_dropped_and_its_prompt_granted_again(ledger):
-    leases = grant(ledger, 3)
-    submit_all(ledger, leases[:1], versions=(3, 4))
-    submit_all(ledger, leases[1:], versions=(4, 5))
-    batch = ledger.take_batch(step=5, max_policy_lag_steps=1)
-    assert [group.prompt_index for group in batch] == [1, 2]
-    assert ledger.counts().dropped == {"lag_exceeded": 2}
-    assert prompts(grant(ledger, 2)) == [0, 3]
-
-
-def test_stale_groups_are_dropped_even_when_too_few_are_left_for_a_step(ledger):
-    submit_all(ledger, grant(ledger, 2))
-    assert ledger.take_batch(step=2, max_policy_lag_steps=1) is None
-    assert ledger.counts().dropped == {"lag_exceeded": 4}
-
-
-def test_stale_prompts_are_granted_again_in_the_order_of_their_first_grants(ledger):
-    first, second, third = grant(ledger, 3)
-    submit_all(ledger, [first, third, second])
-    ledger.take_batch(step=2, max_policy_lag_steps=1)
-    assert prompts(grant(ledger, 3)) == [0, 1, 2]
-
-
-def test_a_prompt_is_given_up_after_its_last_failed_attempt(ledger):
-    for _ in range(2):
-        (lease,) = grant(ledger, 1)
-        assert lease.prompt_index == 0
-        ledger.fail(lease.lease_id)
-    assert prompts(grant(ledger, 1)) == [1]
-    assert ledger.counts().dropped == {"generation_failed": 4}
-
-
-def test_only_failed_generations_count_as_attempts(ledger, clock):
-    for _ in range(5):
-        ledger.release("w", [grant(ledger, 1)[0].lease_id])
-        grant(ledger, 1)
-        clock.advance(TIMEOUT_S)
-        ledger.expire()
-    (lease,) = grant(ledger, 1)
-    assert (lease.prompt_index, lease.failures) == (0, 0)
-
-
-def test_release_without_ids_ends_every_lease_of_the_worker_and_of_no_other(ledger):
-    grant(ledger, 2, worker="gone")
-    grant(ledger, 1, worker="here")
-    assert ledger.release("gone", []) == 2
-    assert ledger.leases.in_flight_by_worker() == {"here": 2}
-
-
-def test_a_worker_cannot_hand_back_the_lease_of_another(ledger):
-    (lease,) = grant(ledger, 1, worker="owner")
-    assert ledger.release("other", [lease.lease_id]) == 0
-    assert ledger.counts().in_flight == 2
-
-
-def test_naming_a_lease_twice_releases_it_once(ledger):
-    (lease,) = grant(ledger, 1)
-    assert ledger.release("w", [lease.lease_id, lease.lease_id, "unknown"]) == 1
-    assert ledger.counts().dropped == {"released": 2}
-
-
 def test_accepted_groups_survive_a_restart_bit_for_bit(ledger, clock):
     (float32,) = struct.unpack("<f", struct.pack("<f", -0.1))
     submit_all(ledger, grant(ledger, 2), versions=(0, 1), reward=0.1, logprob=float32)
     before = sorted(ledger.buffer.groups())
     batch = restart(ledger, clock).take_batch(step=1, max_policy_lag_steps=1)
     assert [group.trajectories for group in batch] == [group.trajectories for group in before]
-
-
-def test_what_had_not_arrived_at_a_restart_is_dropped_by_name_and_granted_again(ledger, clock):
-    first, second = grant(ledger, 2)
-    ledger.submit(first.lease_id, [make_trajectory(first.lease_id, 0)])
-    later = restart(ledger, clock)
-    assert later.counts() == TrajectoryCounts(
-        leased=4, in_flight=0, buffered=1, consumed=0, dropped={"learner_restarted": 3}
-    )
-    leases = grant(later, 3)
-    assert prompts(leases) == [first.prompt_index, second.prompt_index, 2]
-    assert [lease.num_trajectories for lease in leases] == [1, 2, 2]
-    assert [lease.grant_number for lease in leases] == [0, 1, 2]
-
-
-def test_a_submission_that_was_accepted_before_a_restart_is_not_accepted_again(ledger):
-    (lease,) = grant(ledger, 1)
-    sent = [make_trajectory(lease.lease_id, 0)]
-    assert ledger.submit(lease.lease_id, sent) == ["accepted"]
-    ledger.restart()
-    (later,) = grant(ledger, 1)
-    assert later.trajectories == (replace(sent[0], worker_id=lease.worker_id),)
-    assert (later.grant_number, later.num_trajectories) == (lease.grant_number, 1)
-    assert later.lease_id != lease.lease_id
-    assert ledger.submit(lease.lease_id, sent) == ["lease_ended"]
 
 
 def sent_by(ledger, lease, worker_id, **details):
@@ -338,27 +182,6 @@ def test_a_group_that_a_restart_interrupted_is_made_of_what_arrived_before_and_a
     later.counts().check()
 
 
-def test_what_a_restart_kept_stays_with_the_prompt_when_its_next_lease_ends(ledger, clock):
-    (lease,) = grant(ledger, 1)
-    ledger.submit(lease.lease_id, [make_trajectory(lease.lease_id, 0)])
-    later = restart(ledger, clock)
-    later.release("w", [grant(later, 1)[0].lease_id])
-    assert later.counts().buffered == 1
-    (again,) = grant(later, 1)
-    assert (again.num_trajectories, len(again.accepted)) == (1, 1)
-    later.counts().check()
-
-
-def test_what_a_restart_kept_and_is_too_old_by_its_next_lease_is_dropped(ledger, clock):
-    (lease,) = grant(ledger, 1)
-    ledger.submit(lease.lease_id, [make_trajectory(lease.lease_id, 0)])
-    later = restart(ledger, clock)
-    (again,) = later.grant("w", num_groups=1, policy_version=3, oldest_step=2)
-    assert (again.num_trajectories, again.accepted) == (2, {})
-    assert later.counts().dropped == {"learner_restarted": 1, "lag_exceeded": 1}
-    later.counts().check()
-
-
 def test_a_response_to_another_prompt_than_what_a_restart_kept_is_refused(ledger, clock):
     (lease,) = grant(ledger, 1)
     ledger.submit(lease.lease_id, [make_trajectory(lease.lease_id, 0)])
@@ -367,22 +190,6 @@ def test_a_response_to_another_prompt_than_what_a_restart_kept_is_refused(ledger
     other = replace(make_trajectory(again.lease_id, 0), prompt_token_ids=(9, 9))
     with pytest.raises(InvalidMessageError, match=r"trajectories\[0\]\.prompt_token_ids"):
         later.submit(again.lease_id, [other])
-
-
-def test_a_lease_from_before_a_restart_is_unknown_after_it(ledger, clock):
-    (lease,) = grant(ledger, 1)
-    later = restart(ledger, clock)
-    grant(later, 1)
-    assert later.submit(lease.lease_id, make_trajectories(lease)) == ["lease_ended"] * 2
-
-
-def test_a_prompt_that_a_restart_interrupted_keeps_its_place_in_the_order(ledger, clock):
-    old = grant(ledger, 2)
-    submit_all(ledger, old[1:])
-    later = restart(ledger, clock)
-    submit_all(later, reversed(grant(later, 2)))
-    batch = later.take_batch(step=0, max_policy_lag_steps=1)
-    assert [group.prompt_index for group in batch] == [0, 1]
 
 
 @pytest.mark.parametrize("part_bytes", [1, 400, 1 << 20])
@@ -426,14 +233,6 @@ def test_counts_that_do_not_add_up_are_an_error_that_shows_them():
         counts.check()
 
 
-def test_of_complete_groups_the_one_with_the_oldest_token_is_consumed_first(ledger):
-    first, second, old = grant(ledger, 3, version=2)
-    submit_all(ledger, [first, second], versions=(2,))
-    submit_all(ledger, [old], versions=(1, 2))
-    batch = ledger.take_batch(step=2, max_policy_lag_steps=1)
-    assert [group.lease_id for group in batch] == [first.lease_id, old.lease_id]
-
-
 def test_a_batch_that_is_given_back_is_taken_again(ledger):
     submit_all(ledger, grant(ledger, 3))
     batch = ledger.take_batch(step=0, max_policy_lag_steps=1)
@@ -454,11 +253,3 @@ def test_leases_with_the_newest_tokens_are_preempted_first_and_only_whole(ledger
     ledger.preempt(4)  # those count
     assert len(ledger.preempted_leases("w")) == 2
     assert ledger.preempted_leases("another") == []
-
-
-def test_a_preempted_lease_that_is_submitted_in_time_is_accepted(ledger):
-    (lease,) = grant(ledger, 1)
-    ledger.preempt(2)
-    submit_all(ledger, [lease])
-    assert ledger.preempted_leases("w") == []
-    assert (ledger.counts().buffered, ledger.counts().dropped) == (2, {})
