@@ -32,7 +32,8 @@ LIMITS = st.none() | st.integers(0, MAX_LAG_STEPS)
 """Of the throttle, or none."""
 POOL = 4
 WORKERS = st.sampled_from(["left", "right"])
-PICKS = st.integers(0, 10**6)
+PICKS = st.integers(0, 31)
+"""Of a lease: three of four are open ones."""
 PLACES = {"in_flight", "buffered", "consumed"}
 
 
@@ -89,13 +90,18 @@ class LedgerMachine(RuleBasedStateMachine):
         self.policies = {}
         self.keep()
 
+    @precondition(lambda self: len(self.moments) > 4)
     @rule()
+    def make_a_checkpoint(self):
+        self.keep()
+
     def keep(self):
         """A checkpoint of this moment becomes the newest."""
         self.kept, self.kept_model = self.ledger.snapshot(), deepcopy(self.model)
         self.moments = []
 
-    @rule(pick=PICKS)
+    @precondition(lambda self: len(self.moments) > 4)
+    @rule(pick=st.integers(0, 4))
     def crash(self, pick):
         """What was not written yet may be lost, from any moment after the checkpoint on."""
         position, self.model = deepcopy(self.moments[-1 - pick % len(self.moments)])
@@ -144,9 +150,17 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(pick=PICKS, numbers=st.sampled_from([(0,), (1,), (0, 1), (1, 0)]), age=st.integers(0, 2))
     def submit(self, pick, numbers, age):
-        lease_id = self.lease_ids[-1 - pick % len(self.lease_ids)]
+        self.deliver(self.lease_at(pick), numbers, age)
+
+    def lease_at(self, pick):
+        known = self.lease_ids if pick % 4 == 0 or not self.model.open else list(self.model.open)
+        return known[-1 - pick // 4 % len(known)]
+
+    def deliver(self, lease_id, numbers, age=0):
         oldest = max(0, self.model.step - age)
         versions = (self.version(oldest), self.version())
+        if not numbers:
+            return
         sent = [make_trajectory(lease_id, number, versions=versions) for number in numbers]
         expected = self.model.submit(lease_id, numbers, oldest)
         if not expected:
@@ -154,6 +168,18 @@ class LedgerMachine(RuleBasedStateMachine):
                 self.ledger.submit(lease_id, sent)
             return
         assert [str(one) for one in self.ledger.submit(lease_id, sent)] == expected
+
+    @rule(worker=WORKERS, leaves=st.integers(0, 3), is_evaluated=st.booleans())
+    def work_and_take_a_step(self, worker, leaves, is_evaluated):
+        """Whole groups arrive, and a step is taken; parts of the newest ones arrive."""
+        self.grant(worker, 3)
+        num_whole = len(self.model.open) - leaves
+        for place, lease_id in enumerate(list(self.model.open)):
+            numbers = self.model.open[lease_id].numbers
+            self.deliver(lease_id, numbers if place < num_whole else numbers[:-1])
+        self.take_batch(None)
+        if is_evaluated:
+            self.evaluate(0, 0.5)
 
     @precondition(lambda self: self.model.open)
     @rule(pick=PICKS, name=st.sampled_from(["{}/2", "{}/-1", "{}/00", "{}/", "{}", "other/0"]))
@@ -166,14 +192,14 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(pick=PICKS)
     def fail(self, pick):
-        lease_id = self.lease_ids[-1 - pick % len(self.lease_ids)]
+        lease_id = self.lease_at(pick)
         self.ledger.fail(lease_id)
         if lease_id in self.model.open:
             self.model.end(lease_id, "generation_failed")
 
     @rule(worker=WORKERS, picks=st.lists(PICKS, max_size=3))
     def release(self, worker, picks):
-        lease_ids = [self.lease_ids[-1 - pick % len(self.lease_ids)] for pick in picks]
+        lease_ids = [self.lease_at(pick) for pick in picks]
         ended = self.model.held_by(worker, lease_ids)
         assert self.ledger.release(worker, lease_ids) == len(ended)
         for lease_id in ended:
@@ -319,6 +345,6 @@ class TeacherMachine(LedgerMachine):
 
 
 TestLedgerMachine = LedgerMachine.TestCase
-TestLedgerMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestLedgerMachine.settings = settings(max_examples=120, stateful_step_count=60, deadline=None)
 TestTeacherMachine = TeacherMachine.TestCase
 TestTeacherMachine.settings = settings(max_examples=15, stateful_step_count=40, deadline=None)
