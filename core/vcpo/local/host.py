@@ -218,7 +218,6 @@ class Host:
             learner_serves=self._learner.serves,
             workers_desired=workers_desired,
             elapsed_s=self._clock() - self._started_s,
-            checkpoint_step=self._run_dir.newest_checkpoint_step,
         )
 
     def _supervise_learner(self) -> bool:

@@ -29,8 +29,6 @@ class RunView:
     signals: RunSignals
     workers_desired: int
     elapsed_s: float
-    checkpoint_step: int | None = None
-    """Step of the newest checkpoint; None without one."""
     drain_s: float | None = None
     """Seconds since the learner was asked to save and to end; None if it was not."""
 
@@ -80,7 +78,6 @@ def run_view(
     learner_serves: bool,
     workers_desired: int,
     elapsed_s: float,
-    checkpoint_step: int | None = None,
 ) -> RunView:
     """Return the run's state for the live view; before the first signals it is `starting`."""
     if signals is None:
@@ -97,7 +94,6 @@ def run_view(
         signals=signals or recorded_signals(run),
         workers_desired=workers_desired,
         elapsed_s=elapsed_s,
-        checkpoint_step=checkpoint_step,
     )
 
 

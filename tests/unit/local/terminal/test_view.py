@@ -119,35 +119,10 @@ def test_an_ess_ratio_is_colored_by_its_share_of_the_on_policy_one(ess_ratio, co
     assert f"\x1b[{code}m{ess_ratio:.2f} of 0.92" in panel
 
 
-@pytest.mark.parametrize(("lag_max", "alarming"), [(8, False), (9, True)])
-def test_a_lag_above_that_of_the_spec_is_alarming(lag_max, alarming):
-    panel = panel_of(update(view_with(lag_max=lag_max)), colors="standard")
-    assert (f"\x1b[1;31mp50 2 max {lag_max} of 8" in panel) is alarming
-
-
-@pytest.mark.parametrize(
-    ("level", "code"), [("ok", "32"), ("warn", "33"), ("critical", "1;31"), ("dead", "1;31")]
-)
-def test_the_early_warning_is_colored_by_its_level(level, code):
-    panel = panel_of(update(view_with(warning_level=level)), colors="standard")
-    assert f"\x1b[{code}m{level} 0.71" in panel
-
-
-@pytest.mark.parametrize(("lag", "throttled"), [(8, False), (7, True), (0, True)])
-def test_a_lag_limit_below_that_of_the_spec_stands_out(lag, throttled):
-    panel = panel_of(update(view_with(lag_limit_steps=lag)), colors="standard")
-    assert (f"\x1b[33m{lag} versions" in panel) is throttled
-
-
 def test_a_message_cannot_steer_the_terminal_or_the_markup():
     panel = panel_of(lambda view: view.event("\x1b]0;owned\x07 [bold]loud[/bold]"))
     assert "\x1b]0" not in panel
     assert "[bold]loud[/bold]" in panel
-
-
-def test_a_narrow_panel_fits_its_terminal():
-    lines = panel_of(update(VIEW), width=40).splitlines()
-    assert max(len(line) for line in lines if line.startswith("│")) == 40
 
 
 def test_a_log_line_holds_every_fact():
@@ -158,15 +133,6 @@ def test_a_log_line_holds_every_fact():
         "cut 70%  equal groups 25%  prompt 46 tok  "
         "buffered 48  in flight 96  workers 1/2  1,234 tok/s  elapsed 2m 13s  eta 5m 11s"
     )
-
-
-def test_a_log_line_marks_what_is_not_known():
-    assert plain_line(NOTHING_KNOWN).startswith("training 0/400  reward -  accuracy -  ess - ")
-
-
-def test_a_log_line_is_never_wrapped(plain, out):
-    plain.update(VIEW)
-    assert out.getvalue() == plain_line(VIEW) + "\n"
 
 
 def test_the_first_update_is_printed_at_once_and_the_next_when_it_is_due(plain, out, clock):
@@ -187,12 +153,6 @@ def test_leaving_prints_the_last_state_once(plain, out):
         plain.update(VIEW)
         plain.update(view_with(step=121))
     assert [line.split()[1] for line in out.getvalue().splitlines()] == ["120/400", "121/400"]
-
-
-def test_leaving_does_not_repeat_what_was_printed(plain, out):
-    with plain:
-        plain.update(VIEW)
-    assert len(out.getvalue().splitlines()) == 1
 
 
 def test_a_plain_event_is_printed_at_once_in_ascii_on_one_line(plain, out):
@@ -229,28 +189,11 @@ def test_a_sparkline_has_one_bar_per_value(values, low, bars):
     assert sparkline(values, low=low) == bars
 
 
-def test_fresh_numbers_are_shown_without_their_age():
-    assert "not answered" not in plain_line(view_with(age_s=9.9))
-    assert "not answered" not in plain_line(view_with(age_s=0.0))
-
-
 def test_old_numbers_are_shown_with_their_age():
     old = view_with(age_s=83.0)
     expected = "the learner has not answered for 1m 23s: the numbers are 1m 23s old"
     assert plain_line(old).endswith(expected)
     assert expected in panel_of(update(old))
-
-
-@pytest.mark.parametrize(("age_s", "code"), [(59.0, "1;33"), (60.0, "1;31")])
-def test_old_numbers_are_yellow_and_red_once_nobody_steers_by_them(age_s, code):
-    old = view_with(age_s=age_s)
-    assert f"\x1b[{code}mthe learner has not answered" in panel_of(update(old), colors="standard")
-
-
-def test_a_panel_dims_old_numbers():
-    dim = "\x1b[2m1,234 tokens/s"
-    assert dim in panel_of(update(view_with(age_s=10.0)), colors="standard")
-    assert dim not in panel_of(update(view_with(age_s=9.9)), colors="standard")
 
 
 def test_a_notice_is_shown_in_full_however_narrow_the_panel():
@@ -273,9 +216,3 @@ def test_after_an_interrupt_each_line_says_what_is_waited_for_and_how_long(out, 
         shown.update(view_with(**DRAINING))
     assert out.getvalue().splitlines()[-1].endswith(f"{WAITS}1m 35s of at most 2m 00s")
     assert WAITS not in out.getvalue().splitlines()[0]
-
-
-def test_the_panel_says_it_as_well(out):
-    with RichView(console_to(out, terminal=True, width=200)) as shown:
-        shown.update(view_with(**DRAINING))
-    assert f"{WAITS}1m 35s of at most 2m 00s" in out.getvalue()
