@@ -36,10 +36,10 @@ from vcpo.service.model_files import local_model
 from vcpo.service.rotary_table import fix_rotary_table
 from vcpo_learner.checkpoints.tensor_files import read_tensors
 from vcpo_learner.forward.policy_network import PolicyNetwork
-from vcpo_learner.model.file_tensors import account_for
 from vcpo_learner.model.loading import (
     UNLOADABLE,
     ModelLoadError,
+    account_for,
     check_config,
     choose_trained,
     hold_base_short,

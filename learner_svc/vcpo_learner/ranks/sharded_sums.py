@@ -13,7 +13,6 @@ Replicas work on different groups, and their gradients are added at the end.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -57,9 +56,6 @@ class ShardedGradient:
         mesh = communication.mesh
         self._shards: dist.ProcessGroup = mesh[SHARD].get_group()
         self._replicas: dist.ProcessGroup = mesh[REPLICATE].get_group()
-        self._control = communication.control
-        self._order = 0
-        """Checksum of the names of all slots that were reduced, in their order."""
 
     def sums(self, num_groups: int) -> ShardedSums:
         """Return the sums of groups that are open together; on all shards of a replica."""
@@ -87,7 +83,6 @@ class ShardedGradient:
 
         One sum follows the other, so that each goes from where it is: a slot may have gigabytes.
         """
-        self._order = zlib.crc32(slot.name.encode(), self._order)
         num_shards = self._shards.size()
         if num_shards == 1:
             return SentSums(slot=slot, rows=sums, works=())
@@ -99,14 +94,7 @@ class ShardedGradient:
         return SentSums(slot=slot, rows=own[:, : len(self.local(slot))], works=works)
 
     def finish(self) -> None:
-        """Add up the gradients of the replicas, after the last micro-step of a batch.
-
-        Raises: RuntimeError if the ranks reduced their slots in different orders.
-        """
-        orders = torch.tensor([self._order, -self._order])
-        dist.all_reduce(orders, dist.ReduceOp.MAX, group=self._control)
-        if int(orders[0]) != -int(orders[1]):
-            raise RuntimeError("ranks formed the sums of parameters in different orders")
+        """Add up the gradients of the replicas, after the last micro-step of a batch."""
         if self._replicas.size() == 1:
             return
         for slot in self._parameters:
@@ -130,11 +118,9 @@ class ShardedSums:
         self._sent: SentSums | None = None
 
     def weighted_sums(self, slots: Sequence[Slot]) -> list[Tensor]:
-        """Return the slots' sums weighted by offsets, to add to in place."""
         return [self._whole(slot)[0, : slot.shape[0]] for slot in slots]
 
     def by_groups(self, slots: Sequence[Slot]) -> list[Tensor]:
-        """Return the slots' sums by group, to add to in place."""
         return [self._whole(slot)[1:, : slot.shape[0]] for slot in slots]
 
     def close(self, slot: Slot) -> None:
@@ -145,7 +131,6 @@ class ShardedSums:
         self._sent = sent
 
     def complete(self, slopes: Sequence[float]) -> None:
-        """Add the groups' sums, weighted by the slopes [num_groups], to the gradient."""
         self._take()
         for slot, by_group in self._by_group.items():
             gradient = self._gradient.local(slot)

@@ -158,7 +158,8 @@ class WeightServer:
         try:
             while True:
                 limit_s = _PATIENCE_S if self._is_serving else _START_S
-                line = await _next_line(process.stdout, limit_s)
+                async with asyncio.timeout(limit_s):
+                    line = await process.stdout.readline()
                 if not line:
                     break
                 self._take(process.pid, json.loads(line))
@@ -188,22 +189,6 @@ class WeightServer:
             self._current = Counter(
                 {WeightForm(form): n for form, n in report["sent_bytes"].items()}
             )
-
-
-async def _next_line(stream: asyncio.StreamReader, limit_s: float) -> bytes:
-    """Return the next line of a process; empty at its end.
-
-    It waits twice for half of the time. The first half may have passed while this process stood
-    still, stopped or starved; what came in the meantime is read in the second.
-
-    Raises:
-        TimeoutError: if none comes.
-    """
-    for _ in range(2):
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(limit_s / 2):
-                return await stream.readline()
-    raise TimeoutError
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:

@@ -7,8 +7,7 @@ from transformers import AutoTokenizer
 
 from tests.fixtures.learner.models import llama
 from vcpo.service.lifecycle import StartError
-from vcpo_learner.model.file_tensors import account_for
-from vcpo_learner.model.loading import load_policy
+from vcpo_learner.model.loading import account_for, load_policy
 from vcpo_learner.model.skeleton import build_skeleton, unused_tensors
 
 TINY = "examples/models/tiny"

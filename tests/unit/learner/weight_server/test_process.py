@@ -164,18 +164,6 @@ async def test_a_process_that_does_not_report_is_replaced(tmp_path, monkeypatch,
         assert "did not react" in caplog.text
 
 
-async def test_what_a_process_reported_while_the_learner_stood_still_is_read(monkeypatch):
-    loop, stood_still_s = asyncio.get_running_loop(), 0.0
-    clock = loop.time
-    monkeypatch.setattr(loop, "time", lambda: clock() + stood_still_s)
-    stream = asyncio.StreamReader()
-    line = asyncio.create_task(process_module._next_line(stream, 10.0))
-    await asyncio.sleep(0)
-    stood_still_s = 11.0
-    loop.call_soon(stream.feed_data, b"reported\n")  # in one turn of the loop with the time-out
-    assert await line == b"reported\n"
-
-
 async def test_a_process_that_hangs_before_it_serves_is_replaced(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(process_module, "_FIRST_PAUSE_S", 0.0)
     monkeypatch.setattr(process_module, "_START_S", 0.001)
