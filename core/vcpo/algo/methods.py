@@ -148,6 +148,28 @@ class Aggregation(StrEnum):
     """1/(B L), with L the longest response allowed."""
 
 
+SETTINGS: Final[Mapping[str, tuple[float, float]]] = MappingProxyType(
+    {
+        "weight_cap": (1.0, 1e6),
+        "weight_floor": (0.0, 1.0),
+        "clip_low": (0.0, 1.0),
+        "clip_high": (0.0, 1e6),
+        "dual_clip": (1.0, 1e6),
+        "threshold": (0.0, 100.0),
+        "kl_coefficient": (0.0, 1e3),
+        "overlong_share": (0.0, 1.0),
+    }
+)
+"""Numbers of a `LossConfig` that a run may replace, with their smallest and largest value."""
+
+_FIXED_BANDS: Final = (
+    Clipping.CLIP,
+    Clipping.PROXIMAL_CLIP,
+    Clipping.OFF_POLICY_MASK,
+    Clipping.SPURIOUS,
+)
+"""Clippings whose band is a setting."""
+
 SURROGATE_LOSS: Final = "vcpo_learner.estimator.loss:surrogate_coefficients"
 """The function that computes the stages above, `package.module:function`."""
 
@@ -195,6 +217,21 @@ class LossConfig:
     def largest_weight(self) -> float:
         """The cap, or exp(`LARGEST_LOG_RATIO`) if there is no cap, so that nothing overflows."""
         return min(self.weight_cap, math.exp(LARGEST_LOG_RATIO))
+
+    @property
+    def settings(self) -> tuple[str, ...]:
+        """Names of the `SETTINGS` that its stages read."""
+        is_read = {
+            "weight_cap": self.weight is not Weight.NONE,
+            "weight_floor": self.weight is not Weight.NONE,
+            "clip_low": self.clipping in _FIXED_BANDS,
+            "clip_high": self.clipping in _FIXED_BANDS,
+            "dual_clip": self.clipping not in (Clipping.OPEN, Clipping.TAPERED),
+            "threshold": self.threshold > 0.0,
+            "kl_coefficient": self.kl_coefficient > 0.0,
+            "overlong_share": True,
+        }
+        return tuple(name for name in SETTINGS if is_read[name])
 
     @property
     def is_shipped(self) -> bool:

@@ -62,7 +62,7 @@ def _about_rule(config: LossConfig) -> Iterator[str]:
     rule = f"learningRateRule '{config.learning_rate_rule}'"
     if config.kl_penalty is not KLPenalty.NONE:
         yield (
-            f"{rule} lowers the rate for staleness that the KL penalty (`regularization`) limits"
+            f"{rule} lowers the rate for staleness that the KL penalty (`klCoefficient`) limits"
             " already; use 'none', the method's own"
         )
     elif config.weight is Weight.GEOMETRIC:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from enum import StrEnum
-from types import MappingProxyType
 from typing import Annotated, Final, Self
 
 from pydantic import Field, model_validator
-from pydantic.alias_generators import to_camel
+from pydantic.alias_generators import to_camel, to_snake
 from pydantic_core import InitErrorDetails
 
 from vcpo.algo.advantage import BATCH_BASELINES, BaselineScope
@@ -21,13 +20,12 @@ from vcpo.algo.ess.unit import EssKind
 from vcpo.algo.ess.verdict import StepLimits
 from vcpo.algo.methods import (
     LOSS_CONFIGS,
+    SETTINGS,
     Aggregation,
-    Clipping,
     GroupFilter,
     KLPenalty,
     LossConfig,
     Method,
-    Weight,
 )
 from vcpo.api.fields import (
     Ratio,
@@ -39,6 +37,8 @@ from vcpo.api.fields import (
     is_import_path,
     refuse,
 )
+
+_Setting = Annotated[float, Field(ge=0.0, le=1e6)]
 
 NORM_BASELINES: Final = (Baseline.OPOB, Baseline.PESSIMISTIC)
 """Baselines that weigh trajectories by the norm of their gradient."""
@@ -78,29 +78,11 @@ class Algorithm(Section):
     """If true, workers send which experts computed each token, and the learner computes with the
     same experts. In a mixture of experts another choice changes log-probabilities by more than
     rounding does. It costs one byte for each token, layer and chosen expert."""
-    importance_weight_cap: Annotated[float, Field(ge=1.0, le=1e6)] | None = None
-    """Cap on importance weights in the gradient: a larger weight is set to the cap, or to 0 by
-    methods that mask. The ESS uses uncapped weights. If unset, the method's own, 8 for `vcpo2`.
-    Lower it if single trajectories dominate an update."""
-    importance_weight_floor: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
-    """Floor of importance weights in the gradient: a smaller weight counts 0. If unset, the
-    method's own, in most methods none."""
-    clip_low: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
-    """Clip range below 1: a token with a negative advantage has no gradient if its ratio is less
-    than 1 minus this. Only for methods that clip. If unset, the method's own, 0.2 for `grpo`."""
-    clip_high: Annotated[float, Field(gt=0.0, le=1e6)] | None = None
-    """Clip range above 1: a token with a positive advantage has no gradient if its ratio is more
-    than 1 plus this. Only for methods that clip. If unset, the method's own, 0.2 for `grpo` and
-    0.28 for `dapo`."""
-    dual_clip: Annotated[float, Field(gt=1.0, le=1e6)] | None = None
-    """Largest ratio of a token with a negative advantage (dual clip): above it the token has no
-    gradient. Only for methods that clip. If unset, the method's own, 3 for `ppo`."""
-    threshold: Annotated[float, Field(gt=0.0, le=100.0)] | None = None
-    """Threshold of a method's mask: tau of M2PO, delta of OPSM, tau_p of STAPO, the positive share
-    of BAPO. If unset, the method's own."""
-    regularization: Annotated[float, Field(gt=0.0, le=1e3)] | None = None
-    """Coefficient of the KL penalty: beta of `tba` and `agro`, tau of `kimi`. Larger values keep
-    the policy nearer to the reference. If unset, the method's own."""
+    settings: Annotated[dict[str, _Setting], Field(max_length=16)] = Field(default={})
+    """Numbers in place of the method's own, by name, such as `{clipHigh: 0.3}`: `weightCap` and
+    `weightFloor` of importance weights, `clipLow`, `clipHigh` and `dualClip` of clipping,
+    `threshold` of a mask, `klCoefficient` of a KL penalty, and `overlongShare`, the last part of
+    `sampling.maxNewTokens` in which the reward falls by 1 (`docs/methods.md`)."""
     on_policy_probability: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
     """Share of each group that is drawn from the newest stored responses to its prompt; the rest is
     drawn from all stored responses by their reward. Only for `tba` and `agro`; needs
@@ -108,10 +90,6 @@ class Algorithm(Section):
     aggregation: Aggregation | None = None
     """How token terms are averaged into the loss: `sequenceMean`, `tokenMean`, `sequenceSum`, or
     `constant` (divided by `sampling.maxNewTokens`). If unset, the method's own."""
-    overlong_share: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
-    """Last part of `sampling.maxNewTokens`, as a share of it: the longer a response reaches into
-    this part, the lower its reward, linearly and by 1 at the end. 0 is no penalty. If unset, the
-    method's own, 0.2 for `dapo`."""
     group_filter: GroupFilter | None = None
     """Groups that are trained on: `none` takes all; `informative` is dynamic sampling: groups whose
     rewards are all equal are dropped and other prompts are sampled. If unset, the method's own,
@@ -145,11 +123,9 @@ class Algorithm(Section):
     @property
     def loss_config(self) -> LossConfig:
         """The method's stages, with what this section replaces."""
-        given = {
-            name: value
-            for field, name in _REPLACES.items()
-            if (value := getattr(self, field)) is not None
-        }
+        given = {name: value for name in _STAGES if (value := getattr(self, name)) is not None}
+        known = LOSS_CONFIGS[self.method].settings
+        given |= {name: each for name, each in self._settings() if name in known}
         if self.baseline in frozenset(Baseline):
             given["baseline"] = Baseline(self.baseline)
         config = replace(LOSS_CONFIGS[self.method], **given)
@@ -193,7 +169,7 @@ class Algorithm(Section):
     def _fields_suit_method(self) -> Self:
         refuse(
             [
-                *self._unused_fields(),
+                *self._setting_conflicts(),
                 *self._path_conflicts(),
                 *self._rule_conflicts(),
                 *self._baseline_conflicts(),
@@ -201,16 +177,25 @@ class Algorithm(Section):
         )
         return self
 
-    def _unused_fields(self) -> Iterator[InitErrorDetails]:
+    def _settings(self) -> Iterator[tuple[str, float]]:
+        for name, value in self.settings.items():
+            yield to_snake(name), value
+
+    def _setting_conflicts(self) -> Iterator[InitErrorDetails]:
         own = LOSS_CONFIGS[self.method]
-        for field, is_used in _USED_BY.items():
-            value = getattr(self, field)
-            if value is not None and not is_used(own):
-                having = ", ".join(
-                    f"'{name}'" for name, each in LOSS_CONFIGS.items() if is_used(each)
-                )
-                message = f"method '{self.method}' does not use it; remove it or use {having}"
-                yield conflict(to_camel(field), value=value, message=message)
+        for name, value in self._settings():
+            if name not in own.settings:
+                known = ", ".join(map(to_camel, own.settings))
+                message = f"method '{self.method}' does not read it; remove it or use {known}"
+                yield conflict("settings", to_camel(name), value=value, message=message)
+            elif not SETTINGS[name][0] <= value <= SETTINGS[name][1]:
+                message = "must be from {:g} to {:g}".format(*SETTINGS[name])
+                yield conflict("settings", to_camel(name), value=value, message=message)
+        draws = own.kl_penalty is KLPenalty.REFERENCE
+        if self.on_policy_probability is not None and not draws:
+            message = f"method '{self.method}' does not use it; remove it or use 'tba', 'agro'"
+            value = self.on_policy_probability
+            yield conflict("onPolicyProbability", value=value, message=message)
 
     def _path_conflicts(self) -> Iterator[InitErrorDetails]:
         if self.loss is not None and not is_import_path(self.loss):
@@ -242,47 +227,15 @@ class Algorithm(Section):
             yield conflict("baselineScope", value=str(scope), message=message)
 
 
-_REPLACES: Final = MappingProxyType(
-    {
-        "loss": "loss",
-        "baseline": "baseline",
-        "baseline_scope": "baseline_scope",
-        "importance_weight_cap": "weight_cap",
-        "importance_weight_floor": "weight_floor",
-        "clip_low": "clip_low",
-        "clip_high": "clip_high",
-        "dual_clip": "dual_clip",
-        "threshold": "threshold",
-        "regularization": "kl_coefficient",
-        "aggregation": "aggregation",
-        "overlong_share": "overlong_share",
-        "group_filter": "group_filter",
-        "learning_rate_rule": "learning_rate_rule",
-    }
+_STAGES: Final = (
+    "loss",
+    "baseline",
+    "baseline_scope",
+    "aggregation",
+    "group_filter",
+    "learning_rate_rule",
 )
-"""The number of the `LossConfig` that each field replaces."""
-
-_FIXED_BANDS: Final = (
-    Clipping.CLIP,
-    Clipping.PROXIMAL_CLIP,
-    Clipping.OFF_POLICY_MASK,
-    Clipping.SPURIOUS,
-)
-"""Clippings whose band is a setting."""
-
-_USED_BY: Final[Mapping[str, Callable[[LossConfig], bool]]] = MappingProxyType(
-    {
-        "importance_weight_cap": lambda config: config.weight is not Weight.NONE,
-        "importance_weight_floor": lambda config: config.weight is not Weight.NONE,
-        "clip_low": lambda config: config.clipping in _FIXED_BANDS,
-        "clip_high": lambda config: config.clipping in _FIXED_BANDS,
-        "dual_clip": lambda config: config.clipping not in (Clipping.OPEN, Clipping.TAPERED),
-        "threshold": lambda config: config.threshold > 0.0,
-        "regularization": lambda config: config.kl_coefficient > 0.0,
-        "on_policy_probability": lambda config: config.kl_penalty is KLPenalty.REFERENCE,
-    }
-)
-"""The configurations that read a field, by the field's name; the others refuse it."""
+"""The stages of a `LossConfig` that fields of the same name replace."""
 
 
 class PromptSelection(StrEnum):

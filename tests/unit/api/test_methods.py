@@ -33,7 +33,7 @@ def test_every_method_has_a_recipe():
 
 def test_what_is_given_replaces_the_methods_own():
     config = algorithm(
-        method="grpo", baseline="opob", clipHigh=0.28, learningRateRule="sqrt"
+        method="grpo", baseline="opob", settings={"clipHigh": 0.28}, learningRateRule="sqrt"
     ).loss_config
     assert (config.baseline, config.clip_low, config.clip_high) == (Baseline.OPOB, 0.2, 0.28)
     assert config.learning_rate_rule is LearningRateRule.SQRT
@@ -50,19 +50,18 @@ def test_an_aggregation_may_be_chosen_for_any_method():
     assert config.aggregation is Aggregation.TOKEN_MEAN
 
 
-def test_a_number_that_the_method_does_not_read_is_refused_with_those_that_do():
-    assert refusal(method="cispo", regularization=0.1) == (
-        "regularization: method 'cispo' does not use it; remove it or use 'tba', 'agro',"
-        " 'kimi' (got 0.1)"
+def test_a_number_that_the_method_does_not_read_is_refused_with_those_that_it_does():
+    assert refusal(method="cispo", settings={"klCoefficient": 0.1}) == (
+        "settings.klCoefficient: method 'cispo' does not read it; remove it or use weightCap,"
+        " weightFloor, overlongShare (got 0.1)"
     )
+    assert refusal(settings={"clipHihg": 0.1}).startswith("settings.clipHihg: method 'vcpo2'")
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [("clipLow", 0.1), ("clipHigh", 0.1), ("dualClip", 3.0), ("threshold", 0.1)],
-)
-def test_a_method_without_clipping_refuses_the_numbers_of_clipping(field, value):
-    assert refusal(**{field: value}).startswith(f"{field}: method 'vcpo2' does not use it")
+def test_a_number_out_of_range_is_refused_with_the_range():
+    assert refusal(method="grpo", settings={"clipLow": 1.5}) == (
+        "settings.clipLow: must be from 0 to 1 (got 1.5)"
+    )
 
 
 @pytest.mark.parametrize("method", ["tba", "agro", "kimi", "vtrace"])
@@ -77,7 +76,9 @@ def test_a_baseline_that_has_no_scope_of_batches_is_of_the_group(baseline):
 
 
 def test_a_loss_of_the_users_own_takes_the_numbers_of_the_method():
-    config = algorithm(method="grpo", loss="mine.losses:soft", clipHigh=0.3).loss_config
+    config = algorithm(
+        method="grpo", loss="mine.losses:soft", settings={"clipHigh": 0.3}
+    ).loss_config
     assert (config.loss, config.clip_high, config.is_shipped) == ("mine.losses:soft", 0.3, False)
 
 

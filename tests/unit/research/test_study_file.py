@@ -48,7 +48,7 @@ def test_a_methods_fields_stand_over_those_of_the_run():
     algorithm = spec_of("plain").algorithm
     assert algorithm.loss_config.baseline is Baseline.GROUP_MEAN
     assert algorithm.learning_rate_rule is LearningRateRule.NONE
-    assert algorithm.importance_weight_cap == 4.0
+    assert algorithm.settings == {"weightCap": 4.0}
 
 
 def test_what_nobody_names_keeps_its_default():
@@ -72,7 +72,7 @@ def test_a_wrong_field_of_a_method_is_named_where_it_stands():
     assert problem.endswith(" (got 'groupMeen')")
 
 
-@pytest.mark.parametrize("old", ["importanceWeightCap: 4.0", "learningRateRule: none"])
+@pytest.mark.parametrize("old", ["settings: {weightCap: 4.0}", "learningRateRule: none"])
 def test_a_lag_outside_of_lags_is_refused(old):
     (problem,) = problems(STUDY.replace(old, "maxPolicyLagSteps: 3"))
     assert problem.endswith(
@@ -83,7 +83,7 @@ def test_a_lag_outside_of_lags_is_refused(old):
 @pytest.mark.parametrize(
     ("old", "new", "field"),
     [
-        ("importanceWeightCap: 4.0}", "importanceWeightCap: 4.0}\n    optimizer: {X}", "run."),
+        ("weightCap: 4.0}}", "weightCap: 4.0}}\n    optimizer: {X}", "run."),
         ("title: VCPO}", "title: VCPO, optimizer: {X}}", "methods[0]."),
     ],
 )

@@ -55,7 +55,7 @@ def norms_and_gradient(model, setting, **algorithm):
 
 @pytest.mark.parametrize(
     "algorithm",
-    [{}, {"method": "grpo", "baseline": None, "importanceWeightCap": None}],
+    [{}, {"method": "grpo", "baseline": None, "settings": {}}],
     ids=["one pass", "two passes"],
 )
 @pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)

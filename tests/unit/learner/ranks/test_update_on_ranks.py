@@ -53,8 +53,8 @@ ON_TWO_BY_TWO = (
     "one baseline per batch",
 )
 ON_COPIES = ("untied", "one pass", "one baseline per batch")
-BATCH = {"baselineScope": "batch", "importanceWeightCap": 1.5, "onPolicyEssRatio": 1.0}
-VCPO = {"importanceWeightCap": 1.5, "onPolicyEssRatio": 1.0}
+BATCH = {"baselineScope": "batch", "settings": {"weightCap": 1.5}, "onPolicyEssRatio": 1.0}
+VCPO = {"settings": {"weightCap": 1.5}, "onPolicyEssRatio": 1.0}
 SPEC = {
     "model": {"name": "tiny"},
     "environment": {"name": "countdown"},

@@ -97,7 +97,7 @@ def test_the_ess_sees_the_whole_batch_before_truncation():
         [summary_row(), summary_row(weight=0.5)],
         [summary_row(weight=2.0), summary_row(weight=4.0)],
     ]
-    decision = decision_on(groups, importanceWeightCap=1.0)
+    decision = decision_on(groups, settings={"weightCap": 1.0})
     assert decision.reading.ess_ratio == pytest.approx(56.25 / 21.25 / 4)
 
 
