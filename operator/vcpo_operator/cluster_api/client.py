@@ -11,6 +11,7 @@ import json
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any, Final
 
 import urllib3
@@ -22,13 +23,6 @@ RequestObserver = Callable[[str, str, int], None]
 
 APPLY_PATCH: Final = "application/apply-patch+yaml"
 MERGE_PATCH: Final = "application/merge-patch+json"
-_NOT_FOUND = 404
-_CONFLICT = 409
-_FIRST_ERROR = 400
-_BAD_REQUEST = 400
-_FORBIDDEN = 403
-_INVALID = 422
-_OWN_FAULT = 500
 _UNREADABLE = ("failed to create typed patch object", "failed to convert new object")
 """How the API server's messages about an unknown field and about a bad quantity begin."""
 
@@ -46,12 +40,12 @@ class ApiError(Exception):
     @property
     def is_gone(self) -> bool:
         """Whether the object does not exist, or another one has its name."""
-        return self.status in {_NOT_FOUND, _CONFLICT}
+        return self.status in {HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT}
 
     @property
     def is_forbidden(self) -> bool:
         """Whether an admission plugin refused the call, or the operator lacks the right."""
-        return self.status == _FORBIDDEN
+        return self.status == HTTPStatus.FORBIDDEN
 
     @property
     def is_invalid(self) -> bool:
@@ -59,8 +53,12 @@ class ApiError(Exception):
 
         A server that cannot read the object to apply answers 500, as for its own faults.
         """
-        unreadable = self.status == _OWN_FAULT and self.message.startswith(_UNREADABLE)
-        return self.status in {_BAD_REQUEST, _INVALID} or unreadable
+        unreadable = self.status == HTTPStatus.INTERNAL_SERVER_ERROR and self.message.startswith(
+            _UNREADABLE
+        )
+        return (
+            self.status in {HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY} or unreadable
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +122,7 @@ class Cluster:
         try:
             return await self._call("GET", resource)
         except ApiError as error:
-            if error.status == _NOT_FOUND:
+            if error.status == HTTPStatus.NOT_FOUND:
                 return None
             raise
 
@@ -179,7 +177,7 @@ class Cluster:
         call = lambda: self._request(verb, resource, body, dict(query or {}), content_type)  # noqa: E731 - bound here for the thread
         code, text, retry_after_s = await loop.run_in_executor(self._threads, call)
         self._on_answer(verb, resource.label, code)
-        if code == 0 or code >= _FIRST_ERROR:
+        if code == 0 or code >= HTTPStatus.BAD_REQUEST:
             try:
                 message = str(json.loads(text)["message"])
             except (KeyError, TypeError, ValueError):  # not a Status object

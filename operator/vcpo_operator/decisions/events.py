@@ -21,43 +21,21 @@ from vcpo_operator.observed.status import RunStatus, StatusCondition, rfc3339
 
 _MAX_CAUSE_CHARACTERS: Final = 600
 _FOLLOWED: Final = (
-    "Accepted",
-    "LearnerReady",
-    "RolloutsReady",
-    "SignalsFresh",
-    "EssHealthy",
-    "Stable",
-    "UpToDate",
-    "Suspended",
-    "Ready",
-    "Complete",
-    "Failed",
+    *("Accepted", "LearnerReady", "RolloutsReady", "SignalsFresh", "EssHealthy", "Stable"),
+    *("UpToDate", "Suspended", "Ready", "Complete", "Failed"),
 )
 _REPEATING: Final = {"Ready", "Stable"}
 """Conditions that may only repeat another one, which has the event."""
-_BAD_WHEN_FALSE: Final = {
-    "Accepted",
-    "LearnerReady",
-    "RolloutsReady",
-    "SignalsFresh",
-    "EssHealthy",
-    "Stable",
-    "Ready",
-}
+_BAD_WHEN_FALSE: Final = {*_FOLLOWED[:6], "Ready"}
 _UNKNOWN_WITHOUT_SIGNALS: Final = {"SignalsFresh", "EssHealthy", "Stable"}
 """Conditions that are Unknown while nothing is known of them: neither their loss nor their return
 to a good state is news, since other events tell of the learner."""
 _BAD_REASONS: Final = {"Collapsed", "LogDamaged", "PartiallyAvailable", "Warn"}
 """Reasons of conditions that hold, but not for certain."""
 _NORMAL_REASONS: Final = {
-    "BelowMinimum",
     *DISRUPTIONS,
-    "Ended",
-    "Initializing",
-    "Missing",
-    "PodPending",
-    "SchedulingGated",
-    "Suspended",
+    *("BelowMinimum", "Ended", "Initializing", "Missing"),
+    *("PodPending", "SchedulingGated", "Suspended"),
 }
 
 

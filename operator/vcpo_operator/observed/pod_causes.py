@@ -31,11 +31,8 @@ _UNWRITABLE_CURE: Final = (
 )
 DISRUPTIONS: Final = frozenset(
     {
-        "DeletionByPodGC",
-        "DeletionByTaintManager",
-        "EvictionByEvictionAPI",
-        "PreemptionByScheduler",
-        "TerminationByKubelet",
+        *("DeletionByPodGC", "DeletionByTaintManager", "EvictionByEvictionAPI"),
+        *("PreemptionByScheduler", "TerminationByKubelet"),
     }
 )
 """Reasons of the condition `DisruptionTarget`: somebody needs the node, and nothing is wrong."""
