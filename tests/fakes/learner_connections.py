@@ -7,6 +7,7 @@ from dataclasses import replace
 from vcpo.control.signals import RunSignals
 from vcpo.wire.access.tls import Trust
 from vcpo.wire.phase import RunPhase
+from vcpo_operator.decisions.actions import Drain, ReleaseLeases, Throttle
 from vcpo_operator.names import RunKey
 from vcpo_operator.observed.access import LearnerAccess
 from vcpo_operator.signals.client import LearnerConnections
@@ -36,21 +37,17 @@ class FakeConnections(LearnerConnections):
         """Return the signals at once."""
         return self.signals
 
-    async def throttle(self, key: RunKey, lag_limit_steps: int, reason: str) -> None:
-        """Record the lag limit and the reason."""
-        self.throttles.append(lag_limit_steps)
-        self.reasons.append(reason)
-
-    async def drain(self, key: RunKey, reason: str) -> None:
-        """Record the reason; from now on the signals say that the learner drains."""
-        self.drains.append(reason)
-        if self.signals is not None:
-            self.signals = replace(
-                self.signals, in_flight=self.in_flight_after_drain, phase=RunPhase.DRAINING
-            )
-
-    async def release(self, key: RunKey, worker: str) -> None:
-        """Do nothing: no worker holds a lease."""
+    async def send(self, key: RunKey, command: Throttle | Drain | ReleaseLeases) -> None:
+        """Record the command; after a drain the signals say that the learner drains."""
+        if isinstance(command, Throttle):
+            self.throttles.append(command.lag_limit_steps)
+            self.reasons.append(command.reason)
+        if isinstance(command, Drain):
+            self.drains.append(command.reason)
+            if self.signals is not None:
+                self.signals = replace(
+                    self.signals, in_flight=self.in_flight_after_drain, phase=RunPhase.DRAINING
+                )
 
     async def disconnect(self, key: RunKey) -> None:
         """Do nothing: nothing is connected."""

@@ -76,8 +76,14 @@ class Executor:
             case Delete():
                 resource = _object(action.kind, key, action.name)
                 await self._cluster.delete(resource, uid=action.uid, grace_s=action.grace_s)
-            case Throttle() | Drain() | ReleaseLeases():
-                await self._command(key, action)
+            case Throttle() | ReleaseLeases():
+                await self._learners.send(key, action)
+            case Drain():
+                try:
+                    await self._learners.send(key, action)
+                except LearnerCommandError as error:
+                    # Its pod gets SIGTERM too, and nothing may keep a run from being suspended.
+                    _LOGGER.warning("%s: %s", key, error)
         return None
 
     async def read(self, key: RunKey, kind: Kind, name: str) -> ObservedChild | None:
@@ -141,23 +147,6 @@ class Executor:
         if conflict is not None:
             raise NameConflictError(conflict)
         return True
-
-    async def _command(self, key: RunKey, action: Throttle | Drain | ReleaseLeases) -> None:
-        """Send a command to the learner.
-
-        A drain that fails is logged only: SIGTERM tells the learner's pod the same, and nothing may
-        keep a run from being suspended.
-        """
-        match action:
-            case Throttle():
-                await self._learners.throttle(key, action.lag_limit_steps, action.reason)
-            case Drain():
-                try:
-                    await self._learners.drain(key, action.reason)
-                except LearnerCommandError as error:
-                    _LOGGER.warning("%s: %s", key, error)
-            case ReleaseLeases():
-                await self._learners.release(key, action.worker)
 
     async def _annotate(self, resource: Resource, annotations: dict[str, str]) -> None:
         try:

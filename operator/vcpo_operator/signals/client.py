@@ -8,9 +8,8 @@ age. Commands go over gRPC in either case.
 
 from __future__ import annotations
 
-import contextlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -19,6 +18,7 @@ import grpc
 from vcpo.control.signals import RunSignals
 from vcpo.learner_control import LearnerControl, call_failure
 from vcpo.wire.client import open_channel
+from vcpo_operator.decisions.actions import Drain, ReleaseLeases, Throttle
 from vcpo_operator.names import RunKey, learner_address
 from vcpo_operator.observed.access import LearnerAccess
 from vcpo_operator.observed.records import Cause
@@ -114,29 +114,23 @@ class LearnerConnections:
         error = None if connection is None else connection.control.failure
         return None if error is None else silence_cause(error)
 
-    async def throttle(self, key: RunKey, lag_limit_steps: int, reason: str) -> None:
-        """Set the learner's lag limit.
+    async def send(self, key: RunKey, command: Throttle | Drain | ReleaseLeases) -> None:
+        """Send a command to the learner.
 
         Raises: LearnerCommandError when the learner does not answer.
         """
-        with _command_errors("throttle"):
-            await self._connect(key).control.throttle(lag_limit_steps, reason)
-
-    async def drain(self, key: RunKey, reason: str) -> None:
-        """Tell the learner to finish its work, save and end.
-
-        Raises: LearnerCommandError when the learner does not answer.
-        """
-        with _command_errors("drain"):
-            await self._connect(key).control.drain(reason)
-
-    async def release(self, key: RunKey, worker: str) -> None:
-        """Release the leases of a worker that is gone.
-
-        Raises: LearnerCommandError when the learner does not answer.
-        """
-        with _command_errors("release"):
-            await self._connect(key).control.release_all_leases(worker)
+        control = self._connect(key).control
+        try:
+            match command:
+                case Throttle():
+                    await control.throttle(command.lag_limit_steps, command.reason)
+                case Drain():
+                    await control.drain(command.reason)
+                case ReleaseLeases():
+                    await control.release_all_leases(command.worker)
+        except grpc.aio.AioRpcError as error:
+            message = f"the learner took no {type(command).__name__}: {error.details()}"
+            raise LearnerCommandError(message) from error
 
     async def disconnect(self, key: RunKey) -> None:
         """Forget a learner that is gone, and its signals."""
@@ -168,15 +162,6 @@ class LearnerConnections:
         if cause.reason not in connection.warned_of:
             _LOGGER.warning("%s: no signals from the learner: %s", key, cause.message)
             connection.warned_of.add(cause.reason)
-
-
-@contextlib.contextmanager
-def _command_errors(command: str) -> Iterator[None]:
-    """Raise errors of a call as `LearnerCommandError`."""
-    try:
-        yield
-    except grpc.aio.AioRpcError as error:
-        raise LearnerCommandError(f"the learner took no {command}: {error.details()}") from error
 
 
 def silence_cause(error: grpc.aio.AioRpcError | ValueError) -> Cause:

@@ -1,10 +1,8 @@
 """A restarted operator continues from the recorded state and repeats no action."""
 
-import dataclasses
-
 import pytest
 
-from tests.fixtures.operator.operator import PODS, operator_fixture
+from tests.fixtures.operator.operator import PODS, operator_fixture, signals
 
 SIGNALS_MAX_AGE_S = 60
 
@@ -44,7 +42,7 @@ async def test_a_fresh_operator_that_has_not_reached_the_learner_yet_changes_no_
 
 
 FAILING = {"failures_in_a_row": 1000, "generation_failure": "It has no tokenizer."}
-UNCHANGED = {"no_update": "The last 5 steps made no update."}
+UNCHANGED = {"skipped": "low_ess", "skipped_steps": 12}
 
 
 @pytest.mark.parametrize(
@@ -55,7 +53,7 @@ async def test_what_the_learner_said_of_its_work_stands_until_a_fresh_operator_h
     operator, said, ready
 ):
     await train(operator)
-    operator.connections.signals = heard = dataclasses.replace(operator.connections.signals, **said)
+    operator.connections.signals = heard = signals(**said)
     await operator.settle()
     assert await condition(operator, "Ready") == ready
     before, told = (await operator.run())["status"]["conditions"], await events_of_the_run(operator)
@@ -70,7 +68,7 @@ async def test_what_the_learner_said_of_its_work_stands_until_a_fresh_operator_h
 
 async def test_a_part_that_is_lost_is_reported_before_a_fresh_operator_hears_the_learner(operator):
     await train(operator)
-    operator.connections.signals = dataclasses.replace(operator.connections.signals, **UNCHANGED)
+    operator.connections.signals = signals(**UNCHANGED)
     await operator.settle()
     operator.restart_operator()
     operator.connections.signals = None

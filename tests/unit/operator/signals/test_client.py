@@ -14,6 +14,7 @@ from tests.fixtures.signals import signals_message
 from vcpo.wire.access.roles import CallerRole
 from vcpo.wire.server import WireServer
 from vcpo.wire.v1 import control_pb2, control_pb2_grpc, work_pb2
+from vcpo_operator.decisions.actions import Drain, Throttle
 from vcpo_operator.observed.access import LearnerAccess
 from vcpo_operator.signals.client import (
     LearnerCommandError,
@@ -167,25 +168,25 @@ async def test_a_learner_that_is_gone_is_forgotten(fixture: ConnectionsFixture):
 
 
 async def test_a_limit_reaches_the_learner(fixture: ConnectionsFixture):
-    await fixture.lines.throttle(KEY, 3, "because")
+    await fixture.lines.send(KEY, Throttle(lag_limit_steps=3, reason="because"))
     assert fixture.learner.lags == [3]
 
 
 async def test_a_drain_reaches_the_learner_with_its_reason(fixture: ConnectionsFixture):
-    await fixture.lines.drain(KEY, "the run is suspended")
+    await fixture.lines.send(KEY, Drain(reason="the run is suspended"))
     assert fixture.learner.drains == ["the run is suspended"]
 
 
 async def test_a_drain_that_nobody_takes_is_an_error(fixture: ConnectionsFixture):
     await fixture.server.stop(0)
-    with pytest.raises(LearnerCommandError, match="took no drain"):
-        await fixture.lines.drain(KEY, "because")
+    with pytest.raises(LearnerCommandError, match="took no Drain"):
+        await fixture.lines.send(KEY, Drain(reason="because"))
 
 
 async def test_an_order_that_nobody_takes_is_an_error(fixture: ConnectionsFixture):
     await fixture.server.stop(0)
-    with pytest.raises(LearnerCommandError, match="took no throttle"):
-        await fixture.lines.throttle(KEY, 3, "because")
+    with pytest.raises(LearnerCommandError, match="took no Throttle"):
+        await fixture.lines.send(KEY, Throttle(lag_limit_steps=3, reason="because"))
 
 
 async def test_a_new_key_is_shown_at_once_and_a_wrong_one_is_reported_once(caplog):
