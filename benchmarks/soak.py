@@ -148,7 +148,7 @@ class Learner:
             WorkService(self.dispatcher, spec, bounds), grpc_server
         )
         policy_pb2_grpc.add_PolicyServiceServicer_to_server(
-            PolicyService(self._policies, registry, ledger), grpc_server
+            PolicyService(self._policies, self.dispatcher), grpc_server
         )
         control_pb2_grpc.add_ControlServiceServicer_to_server(
             ControlService(

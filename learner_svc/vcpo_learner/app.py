@@ -203,7 +203,7 @@ class _Learner:
             server.grpc_server,
         )
         policy_pb2_grpc.add_PolicyServiceServicer_to_server(
-            PolicyService(self.policies, self.registry, self.dispatcher.ledger), server.grpc_server
+            PolicyService(self.policies, self.dispatcher), server.grpc_server
         )
         control_pb2_grpc.add_ControlServiceServicer_to_server(
             ControlService(

@@ -13,7 +13,6 @@ from vcpo.algo.health.early_warning import WarningLevel
 from vcpo.algo.health.guards import Rollbacks
 from vcpo.api import VCPORunSpec
 from vcpo.records.reasons import SetAsideCause
-from vcpo.records.weight_updates import WeightUpdates
 from vcpo.wire.errors import InvalidMessageError
 from vcpo.wire.failures import Failure, FailureCause
 from vcpo.wire.phase import RunPhase
@@ -29,11 +28,7 @@ from vcpo_learner.ledger.lag_limit import LagLimit
 from vcpo_learner.ledger.lease import Lease, SubmitOutcome
 from vcpo_learner.ledger.lease_book import LeaseBook
 from vcpo_learner.ledger.ledger import TrajectoryLedger
-from vcpo_learner.ledger.worker_registry import (
-    RegisteredWorker,
-    SetAsideWorker,
-    WorkerRegistry,
-)
+from vcpo_learner.ledger.worker_registry import WorkerRegistry
 from vcpo_learner.troubles import Troubles
 
 _POLL_S = 1.0
@@ -69,7 +64,7 @@ class Dispatcher:
         """The training trajectories."""
         self._incarnation = incarnation
         self._clock = clock
-        self._registry = registry
+        self.registry = registry
         self._troubles = troubles
         self._admission = Admission(spec, ledger)
         self._new_round = partial(EvaluationRound, spec, incarnation=incarnation, clock=clock)
@@ -99,28 +94,6 @@ class Dispatcher:
     def lag_limit_at(self, step: int) -> int:
         """Return the lag limit for the batch after so many steps."""
         return min(self._max_policy_lag_steps, self.lag_limit.in_force(step))
-
-    def workers(self) -> list[RegisteredWorker]:
-        """Return the workers that have asked for work and are not lost."""
-        return self._registry.workers()
-
-    def set_aside_process(self, process_id: str) -> SetAsideWorker | None:
-        """Return why a process was set aside; None if it was not."""
-        return self._registry.set_aside_process(process_id)
-
-    @property
-    def latest_set_aside(self) -> list[SetAsideWorker]:
-        """The last workers that were set aside, the latest first."""
-        return list(self._registry.latest_set_aside)
-
-    @property
-    def num_set_aside(self) -> Mapping[SetAsideCause, int]:
-        """Workers that were set aside, by cause."""
-        return self._registry.num_set_aside
-
-    def weight_updates(self) -> WeightUpdates:
-        """Count the versions that workers took, over all workers."""
-        return self._registry.weight_updates
 
     def resume(self) -> None:
         """Continue a run at the step of its ledger, with a version that no other start has made."""
@@ -176,7 +149,7 @@ class Dispatcher:
         """
         deadline_s = self._clock() + wait_s
         worker_id = request.worker_id
-        number = self._registry.record_request(
+        number = self.registry.record_request(
             worker_id,
             request.rollout_group,
             request.held_policy_version,
@@ -185,7 +158,7 @@ class Dispatcher:
             weight_updates=request.weight_updates,
         )
         self._release_lost(request)
-        while self.phase is RunPhase.RUNNING and self._registry.record_contact(
+        while self.phase is RunPhase.RUNNING and self.registry.record_contact(
             worker_id, request_number=number
         ):
             self._expire()
@@ -221,7 +194,7 @@ class Dispatcher:
         num_accepted = outcomes.count(SubmitOutcome.ACCEPTED)
         if num_accepted:
             self.failures.record_success(worker_id)
-        self._registry.record_contact(worker_id, num_accepted=num_accepted)
+        self.registry.record_contact(worker_id, num_accepted=num_accepted)
         self._arrived.notify()
         return outcomes
 
@@ -235,7 +208,7 @@ class Dispatcher:
         if book.has_issued(lease_id):  # not of a learner before
             granted_s = book.granted_s(lease_id)
             fault = self.failures.record_failure(worker_id, failure, granted_s=granted_s)
-        self._registry.record_contact(worker_id)
+        self.registry.record_contact(worker_id)
         owner = self._round if book is self._round.leases else self.ledger
         owner.fail(lease_id, is_too_long=failure.cause is FailureCause.TOO_LONG)
         if fault is not None:
@@ -262,7 +235,7 @@ class Dispatcher:
         released = self.ledger.release(worker_id, lease_ids, partial_responses)
         released += self._round.release(worker_id, lease_ids)
         if not lease_ids:
-            self._registry.deregister(worker_id)
+            self.registry.deregister(worker_id)
             self.failures.forget(worker_id)
         self.notify()
         return released
@@ -276,13 +249,13 @@ class Dispatcher:
 
         message: what it did, as a clause without a full stop.
         """
-        if worker_id not in self._registry and any(
-            each.worker_id == worker_id for each in self.latest_set_aside
+        if worker_id not in self.registry and any(
+            each.worker_id == worker_id for each in self.registry.latest_set_aside
         ):
             return
         self.ledger.set_aside(worker_id)
         self._round.release(worker_id, ())
-        worker = self._registry.set_aside(worker_id, cause, message)
+        worker = self.registry.set_aside(worker_id, cause, message)
         self.failures.forget(worker_id)
         self._troubles.event("WorkerSetAside", f"{worker_id}: {worker.sentence}")
         self.notify()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import insort
-from collections import Counter, OrderedDict, defaultdict
+from collections import OrderedDict, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import count, takewhile
@@ -22,7 +22,7 @@ class LeaseBook:
     A lease is closed exactly once and never opens again, so nothing is accepted twice. Lease ids
     contain the learner's incarnation and count its leases, so no id is given twice.
 
-    Every call of a worker asks for sums and for the worker's own leases, so both are kept up to
+    Every call of a worker asks for the sums and for the worker's own leases, so both are kept up to
     date: a thousand workers hold some thousand leases.
     """
 
@@ -34,9 +34,6 @@ class LeaseBook:
         """Oldest first. All have the same time, so they expire in this order."""
         self._held: defaultdict[str, dict[str, Lease]] = defaultdict(dict)
         """The open leases of each worker that has some."""
-        self._leases_of_prompt: Counter[int] = Counter()
-        self._missing_of: Counter[str] = Counter()
-        """Trajectories that have not arrived, of each worker with open leases."""
         self.num_missing = 0
         """Trajectories of the open leases that have not arrived."""
         self.num_accepted = 0
@@ -97,7 +94,8 @@ class LeaseBook:
         """
         outcomes = lease.accept(trajectories)
         num_accepted = outcomes.count(SubmitOutcome.ACCEPTED)
-        self._count(lease, missing=-num_accepted, accepted=num_accepted)
+        self.num_missing -= num_accepted
+        self.num_accepted += num_accepted
         if not lease.num_missing:
             self.close(lease.lease_id)
             self._fulfilled[lease.lease_id] = None
@@ -119,12 +117,10 @@ class LeaseBook:
         if lease is not None:
             held = self._held[lease.worker_id]
             del held[lease_id]
-            self._count(lease, missing=-lease.num_missing, accepted=-len(lease.accepted))
-            self._leases_of_prompt[lease.prompt_index] -= 1
-            if not self._leases_of_prompt[lease.prompt_index]:
-                del self._leases_of_prompt[lease.prompt_index]
+            self.num_missing -= lease.num_missing
+            self.num_accepted -= len(lease.accepted)
             if not held:
-                del self._held[lease.worker_id], self._missing_of[lease.worker_id]
+                del self._held[lease.worker_id]
         return lease
 
     def get(self, lease_id: str) -> Lease | None:
@@ -155,11 +151,14 @@ class LeaseBook:
 
     def prompts(self) -> Collection[int]:
         """Return the prompts of the open leases."""
-        return self._leases_of_prompt.keys()
+        return {lease.prompt_index for lease in self._open.values()}
 
     def in_flight_by_worker(self) -> Mapping[str, int]:
         """Return the number of trajectories that have not arrived, by worker."""
-        return self._missing_of
+        return {
+            worker_id: sum(lease.num_missing for lease in held.values())
+            for worker_id, held in self._held.items()
+        }
 
     def all(self) -> list[Lease]:
         """Return every open lease, oldest first."""
@@ -176,13 +175,8 @@ class LeaseBook:
     def _add(self, lease: Lease) -> None:
         lease.expires_s = self._clock() + self._timeout_s
         self._open[lease.lease_id] = self._held[lease.worker_id][lease.lease_id] = lease
-        self._leases_of_prompt[lease.prompt_index] += 1
-        self._count(lease, missing=lease.num_missing, accepted=len(lease.accepted))
-
-    def _count(self, lease: Lease, *, missing: int, accepted: int) -> None:
-        self._missing_of[lease.worker_id] += missing
-        self.num_missing += missing
-        self.num_accepted += accepted
+        self.num_missing += lease.num_missing
+        self.num_accepted += len(lease.accepted)
 
 
 class GroupBuffer:

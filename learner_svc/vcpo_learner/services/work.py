@@ -20,8 +20,6 @@ from vcpo.wire.v1 import policy_pb2, policy_pb2_grpc, work_pb2, work_pb2_grpc
 from vcpo_learner.ledger.admission import WorkRequest
 from vcpo_learner.ledger.dispatcher import Dispatcher
 from vcpo_learner.ledger.lease import Lease, Purpose, SubmitOutcome
-from vcpo_learner.ledger.ledger import TrajectoryLedger
-from vcpo_learner.ledger.worker_registry import WorkerRegistry
 from vcpo_learner.services.bounds import ResponseBounds
 from vcpo_learner.weights.store import PolicyStore
 
@@ -61,7 +59,7 @@ class WorkService(work_pb2_grpc.WorkServiceServicer):
         """Grant admissible prompts; wait for some up to `wait_seconds`."""
         for field in ("worker_id", "process_id", "rollout_group"):
             check_id(field, getattr(request, field))
-        if (worker := self._dispatcher.set_aside_process(request.process_id)) is not None:
+        if (worker := self._dispatcher.registry.set_aside_process(request.process_id)) is not None:
             raise SetAsideError(worker.cause, worker.message)
         if not 1 <= request.max_trajectories <= _MAX_SEQUENCES:
             requirement = f"1 to {_MAX_SEQUENCES}"
@@ -184,26 +182,23 @@ def _lease_message(lease: Lease, spec: VCPORunSpec) -> work_pb2.Lease:
 class PolicyService(policy_pb2_grpc.PolicyServiceServicer):
     """Describes the policy store's newest version, and names a worker's preempted leases."""
 
-    def __init__(
-        self, store: PolicyStore, registry: WorkerRegistry, ledger: TrajectoryLedger
-    ) -> None:
+    def __init__(self, store: PolicyStore, dispatcher: Dispatcher) -> None:
         self._store = store
-        self._registry = registry
-        self._ledger = ledger
+        self._dispatcher = dispatcher
 
     async def GetManifest(  # noqa: N802 - named by the contract
         self, request: policy_pb2.GetManifestRequest, context: Any
     ) -> policy_pb2.PolicyManifest:
         """Describe the newest version; wait for one that the caller does not hold."""
         check_id("worker_id", request.worker_id)
-        self._registry.record_contact(request.worker_id)
+        self._dispatcher.registry.record_contact(request.worker_id)
         holds_one = request.HasField("held_policy_version")
         policy = await self._store.wait_for_newest(
             held_incarnation=request.held_incarnation,
             held_version=request.held_policy_version if holds_one else None,
             wait_s=check_wait("wait_seconds", request.wait_seconds),
         )
-        if not (preempted := self._ledger.preempted_leases(request.worker_id)):
+        if not (preempted := self._dispatcher.ledger.preempted_leases(request.worker_id)):
             return policy.manifest  # the same to every worker
         manifest = policy_pb2.PolicyManifest(preempted_lease_ids=preempted)
         manifest.MergeFrom(policy.manifest)

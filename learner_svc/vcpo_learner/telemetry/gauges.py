@@ -180,14 +180,14 @@ class LearnerGauges:
         metrics.policy_version.set(dispatcher.step)
         metrics.lag_limit_steps.set(dispatcher.lag_limit_steps)
         metrics.failures_in_a_row.set(dispatcher.failures.in_a_row)
-        self._raise(metrics.workers_set_aside, dispatcher.num_set_aside)
+        self._raise(metrics.workers_set_aside, dispatcher.registry.num_set_aside)
         for phase in RunPhase:
             metrics.phase.labels(phase.value).set(float(phase is dispatcher.phase))
         metrics.batch_trajectories.set(self._signals.batch_trajectories)
         metrics.lost_changes.set(self._signals.lost_changes)
         metrics.idle_ratio.set(self._signals.idle_ratio())
         metrics.step.set(0 if (last := self._signals.last_step) is None else last.step)
-        workers = dispatcher.workers()
+        workers = dispatcher.registry.workers()
         by_group = Counter(worker.rollout_group for worker in workers)
         for group in by_group:
             if len(self._groups_seen) < _MAX_GROUPS:

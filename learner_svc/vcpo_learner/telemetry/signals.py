@@ -127,7 +127,7 @@ class SignalWindow:
             failure=self.failure,
             failures_in_a_row=failures.in_a_row,
             generation_failure=failures.counts[0].latest.sentence if failures.counts else "",
-            set_aside=_set_aside_notice(dispatcher.latest_set_aside, now.time_s),
+            set_aside=_set_aside_notice(dispatcher.registry.latest_set_aside, now.time_s),
             mismatch=self.mismatch,
             rollback=self._rollback if is_rolled_back else "",
             collapse=self.collapse,
@@ -168,7 +168,7 @@ class SignalWindow:
                 silent_s=now_s - worker.last_seen_s,
                 accepted=worker.accepted_trajectories,
             )
-            for worker in self._dispatcher.workers()
+            for worker in self._dispatcher.registry.workers()
         ]
 
     def _mark(self) -> _Mark:

@@ -456,7 +456,7 @@ class TrainingLoop:
         dispatcher, health = self.dispatcher, self.update.health
         counts = dispatcher.ledger.counts()
         counts.check()
-        weight_updates, workers = dispatcher.weight_updates(), dispatcher.workers()
+        weight_updates, workers = dispatcher.registry.weight_updates, dispatcher.registry.workers()
         worker_peak_bytes = max((one.peak_memory_bytes for one in workers), default=0)
         return StepRecord(
             step=dispatcher.step,

@@ -99,7 +99,7 @@ class MismatchWatch:
     def _by_engine(self, gaps: Mapping[str, float]) -> dict[str, float]:
         """Return the gap of the median worker of each engine."""
         engines = {each.name: each.engine_name for each in self.spec.rollouts}
-        for each in self.dispatcher.workers():
+        for each in self.dispatcher.registry.workers():
             if each.rollout_group in engines:
                 self._engines[each.worker_id] = engines[each.rollout_group]
         self._engines = {name: each for name, each in self._engines.items() if name in gaps}

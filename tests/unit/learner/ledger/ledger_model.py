@@ -72,8 +72,8 @@ class Whole:
     group: int
     oldest: int
     members: tuple[Response, ...]
-    worker_id: str
-    """Of the lease that completed it."""
+    workers: set[str | None]
+    """Those that brought a part of it."""
 
 
 @dataclass
@@ -82,6 +82,8 @@ class LedgerModel:
 
     fates: dict[Response, str] = field(default_factory=dict)
     """The fate of every response ever leased."""
+    brought_by: dict[Response, str | None] = field(default_factory=dict)
+    """The worker of every response that arrived; None if it resumed what another one had begun."""
     open: dict[str, Promise] = field(default_factory=dict)
     fulfilled: list[str] = field(default_factory=list)
     buffered: dict[int, Whole] = field(default_factory=dict)
@@ -144,6 +146,8 @@ class LedgerModel:
             outcomes.append("duplicate" if number in promise.steps else "accepted")
             promise.steps.setdefault(number, oldest)
             self.fates[lease_id, number] = "buffered"
+            is_resumed = promise.partial is not None and number == promise.begun
+            self.brought_by[lease_id, number] = None if is_resumed else promise.worker_id
         if len(promise.steps) == promise.size:
             del self.open[lease_id]
             self.fulfilled.append(lease_id)
@@ -153,7 +157,7 @@ class LedgerModel:
                 promise.group,
                 min([*promise.steps.values(), *promise.kept.values()]),
                 (*promise.kept, *arrived),
-                promise.worker_id,
+                {promise.worker_id, *map(self.brought_by.get, (*promise.kept, *arrived))},
             )
         return outcomes
 
@@ -181,7 +185,7 @@ class LedgerModel:
         for lease_id in self.held_by(worker_id, ()):
             self.end(lease_id, "worker_set_aside")
         for number in sorted(self.buffered, key=lambda one: (self.buffered[one].oldest, one)):
-            if (group := self.buffered[number]).worker_id == worker_id:
+            if worker_id in (group := self.buffered[number]).workers:
                 del self.buffered[number]
                 self.fates |= dict.fromkeys(group.members, "worker_set_aside")
                 self.requeued.append(Waiting(group.prompt_index, failures_of[number]))

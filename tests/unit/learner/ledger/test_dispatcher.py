@@ -148,19 +148,19 @@ class TestWorkers:
         fixture.clock.advance(WORKER_LOST_AFTER_S)
         fixture.submit(first)
         fixture.clock.advance(WORKER_LOST_AFTER_S)
-        assert [worker.worker_id for worker in fixture.dispatcher.workers()] == ["w"]
+        assert [worker.worker_id for worker in fixture.dispatcher.registry.workers()] == ["w"]
         fixture.clock.advance(1)
-        assert fixture.dispatcher.workers() == []
+        assert fixture.dispatcher.registry.workers() == []
 
     async def test_releasing_everything_says_goodbye(self, fixture):
         await lease_now(fixture)
         assert fixture.dispatcher.release("w", []) == 4
-        assert fixture.dispatcher.workers() == []
+        assert fixture.dispatcher.registry.workers() == []
 
     async def test_releasing_one_lease_does_not(self, fixture):
         (first, *_) = await lease_now(fixture)
         assert fixture.dispatcher.release("w", [first.lease_id]) == 1
-        assert len(fixture.dispatcher.workers()) == 1
+        assert len(fixture.dispatcher.registry.workers()) == 1
 
     async def test_versions_taken_are_the_last_word_of_each_worker_even_of_one_gone(self, fixture):
         def took(in_flight, adapter_swaps, merged):
@@ -170,7 +170,7 @@ class TestWorkers:
         await lease_now(fixture, worker_id="a", weight_updates=took(5, 9, 0))
         await lease_now(fixture, worker_id="b", weight_updates=took(2, 0, 6))
         fixture.dispatcher.release("a", [])
-        assert fixture.dispatcher.weight_updates() == took(7, 9, 6)
+        assert fixture.dispatcher.registry.weight_updates == took(7, 9, 6)
 
     async def test_nothing_is_granted_to_a_worker_released_while_it_waits(self, fixture):
         await lease_now(fixture, worker_id="dead")
@@ -184,13 +184,13 @@ class TestWorkers:
         await lease_now(fixture)
         fixture.dispatcher.release("w", [])
         assert len(await lease_now(fixture)) == 4
-        assert len(fixture.dispatcher.workers()) == 1
+        assert len(fixture.dispatcher.registry.workers()) == 1
 
     async def test_a_submission_from_nobody_in_particular_enters_no_worker(self, fixture):
         (first, *_) = await lease_now(fixture)
         fixture.dispatcher.release("w", [])
         assert fixture.submit(first) == ["lease_ended"] * 2
-        assert fixture.dispatcher.workers() == []
+        assert fixture.dispatcher.registry.workers() == []
 
 
 class TestSubmissions:

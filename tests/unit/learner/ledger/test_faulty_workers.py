@@ -76,7 +76,7 @@ class Simulation:
                 self.finish(name, worker, assignment, failed=random_.random() < worker.fails)
             self.fixture.ledger.counts().check()
             self.fixture.dispatcher.failures.check()
-            if self.fixture.dispatcher.set_aside_process(name) is not None:
+            if self.fixture.dispatcher.registry.set_aside_process(name) is not None:
                 name = f"{name}+"
                 self.workers[name] = worker
             request = work_request(worker_id=name, room=worker.places)
@@ -158,7 +158,7 @@ async def test_a_worker_that_breaks_later_costs_a_bounded_number_of_leases_and_i
     (why,) = [text for kind, text in run.fixture.events if text.startswith("bad: failing")]
     assert "generations in a row failed" in why
     assert "engine: the device is gone" in why
-    assert run.fixture.dispatcher.num_set_aside.keys() == {SetAsideCause.FAILING}
+    assert run.fixture.dispatcher.registry.num_set_aside.keys() == {SetAsideCause.FAILING}
 
 
 async def test_the_replacement_of_a_worker_gets_a_fresh_chance():

@@ -70,7 +70,7 @@ async def test_it_gets_no_more_work_not_even_what_it_waits_for(fixture):
     fixture.dispatcher.set_aside("bad", *WHY)
     assert await waiting == []
     fixture.dispatcher.release("good", ())
-    assert [each.worker_id for each in fixture.dispatcher.workers()] == []
+    assert [each.worker_id for each in fixture.dispatcher.registry.workers()] == []
     assert await lease(fixture, "good", 1) != []
 
 
@@ -93,8 +93,8 @@ async def test_it_is_told_once_with_its_group_and_the_reason(fixture):
     for _ in range(2):
         fixture.dispatcher.set_aside("bad", *WHY)
     assert fixture.events == [("WorkerSetAside", "bad: mismatch: 0.4 nats a token off")]
-    assert fixture.dispatcher.num_set_aside == {SetAsideCause.MISMATCH: 1}
-    (told,) = fixture.dispatcher.latest_set_aside
+    assert fixture.dispatcher.registry.num_set_aside == {SetAsideCause.MISMATCH: 1}
+    (told,) = fixture.dispatcher.registry.latest_set_aside
     assert (told.worker_id, told.rollout_group, told.time_s) == ("bad", "main", 1005.0)
 
 
@@ -103,5 +103,5 @@ async def test_another_process_under_its_name_begins_anew(fixture):
     fixture.dispatcher.set_aside("bad", *WHY)
     request = work_request(worker_id="bad", process_id="later", room=2)
     assert await fixture.dispatcher.lease(request, wait_s=0.0)
-    assert fixture.dispatcher.set_aside_process("later") is None
-    assert fixture.dispatcher.set_aside_process("bad").message == WHY[1]
+    assert fixture.dispatcher.registry.set_aside_process("later") is None
+    assert fixture.dispatcher.registry.set_aside_process("bad").message == WHY[1]

@@ -170,8 +170,8 @@ async def test_one_worker_of_another_model_does_not_end_the_run_and_is_set_aside
     learner = make_learner()
     learner.update.fresh = of_workers(good=0.001, bad=0.7)
     assert await learner.run() is RunPhase.COMPLETE
-    assert learner.dispatcher.num_set_aside == {SetAsideCause.MISMATCH: 1}
-    assert "0.7 nats per token" in learner.dispatcher.latest_set_aside[0].message
+    assert learner.dispatcher.registry.num_set_aside == {SetAsideCause.MISMATCH: 1}
+    assert "0.7 nats per token" in learner.dispatcher.registry.latest_set_aside[0].message
 
 
 async def test_behavior_and_target_policy_are_compared_again_after_a_resume(make_learner, tmp_path):

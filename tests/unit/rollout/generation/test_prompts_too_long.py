@@ -127,7 +127,7 @@ async def test_a_run_whose_first_prompts_are_too_long_goes_on_and_nobody_is_set_
     fixture = dispatcher_fixture(failurePolicy={"maxFailuresInARow": 4})
     await give_up_prompts(fixture, 100, every_s=5.0)  # less than is tolerated, 600 s
     assert fixture.dispatcher.failures.in_a_row == 100
-    assert fixture.dispatcher.latest_set_aside == []
+    assert not fixture.dispatcher.registry.latest_set_aside
     (assignment,) = await fixture.dispatcher.lease(work_request(room=2), wait_s=0.0)
     assert assignment.prompt_index == 100
     fixture.submit(assignment)

@@ -53,7 +53,7 @@ async def test_no_prompt_is_leased_before_the_first_policy(fixture):
     fixture.store.wait_for_newest = wait_for_newest
     async with run_in_task(fixture.worker()):
         await asked.wait()
-        assert fixture.dispatcher.workers() == []
+        assert fixture.dispatcher.registry.workers() == []
         fixture.publish(0)
         await eventually(lambda: counts(fixture).leased > 0)
 
@@ -142,7 +142,7 @@ async def test_a_worker_that_shuts_down_completes_its_responses(fixture):
         fixture.engine.gate.set()
         assert await task is RunPhase.RUNNING
     assert (counts(fixture).buffered, counts(fixture).in_flight) == (4, 0)
-    assert fixture.dispatcher.workers() == []
+    assert fixture.dispatcher.registry.workers() == []
 
 
 async def test_a_worker_that_shuts_down_releases_what_it_cannot_complete_in_time(fixture):
