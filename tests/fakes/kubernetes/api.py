@@ -27,7 +27,7 @@ from tests.fakes.kubernetes.objects.configurations import configuration
 from tests.fakes.kubernetes.objects.definitions import established_status
 from tests.fakes.kubernetes.objects.deletion import DEFINITIONS, NAMESPACES, timestamp
 from tests.fakes.kubernetes.objects.resources import Catalogue, Resource
-from tests.fakes.kubernetes.objects.selectors import Matcher, field_matcher, label_matcher
+from tests.fakes.kubernetes.objects.selectors import label_matcher
 from tests.fakes.kubernetes.patching import patches
 from tests.fakes.kubernetes.patching.apply import apply_document
 from tests.fakes.kubernetes.patching.list_types import list_types
@@ -75,9 +75,9 @@ class Api:
         """
         return present_object(target.resource, self._require(target))
 
-    def list(self, target: Target, labels: str = "", fields: str = "") -> list[JsonObject]:
-        """Objects that both selectors match, ordered by namespace and name."""
-        matches = both(label_matcher(labels), field_matcher(fields))
+    def list(self, target: Target, labels: str = "") -> list[JsonObject]:
+        """Objects that the selector matches, ordered by namespace and name."""
+        matches = label_matcher(labels)
         found = self.store.objects(target.resource.key, target.namespace)
         return [present_object(target.resource, body) for body in found if matches(body)]
 
@@ -262,8 +262,3 @@ def present_object(resource: Resource, body: JsonObject) -> JsonObject:
     if body["apiVersion"] == resource.api_version:
         return body
     return {**body, "apiVersion": resource.api_version}
-
-
-def both(first: Matcher, second: Matcher) -> Matcher:
-    """A test that both tests pass."""
-    return lambda body: first(body) and second(body)

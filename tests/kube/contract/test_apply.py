@@ -14,11 +14,6 @@ def _conflicts(answer: Answer) -> list[str]:
     return [cause["field"] for cause in answer.body["details"]["causes"]]
 
 
-async def test_applying_creates_what_is_absent(api: Client, widgets: str) -> None:
-    created = await api.apply(f"{widgets}/a", widget("a"), "one")
-    assert created.code == 201
-
-
 async def test_applying_again_changes_nothing(api: Client, widgets: str) -> None:
     created = await api.apply(f"{widgets}/a", widget("a"), "one")
     again = await api.apply(f"{widgets}/a", widget("a"), "one")
@@ -31,12 +26,6 @@ async def test_applying_another_value_conflicts_with_its_owner(api: Client, widg
     refused = await api.apply(f"{widgets}/a", widget("a", workers=3), "two")
     assert (refused.code, refused.body["reason"]) == (409, "Conflict")
     assert _conflicts(refused) == [".spec.workers"]
-
-
-async def test_applying_the_same_value_shares_the_field(api: Client, widgets: str) -> None:
-    await api.apply(f"{widgets}/a", widget("a", workers=2), "one")
-    shared = await api.apply(f"{widgets}/a", widget("a", workers=2), "two")
-    assert shared.code == 200
 
 
 async def test_force_takes_the_field_away(api: Client, widgets: str) -> None:
@@ -68,15 +57,6 @@ async def test_a_field_of_others_is_left_alone(api: Client, namespace: str) -> N
     assert applied.body["data"] == {"a": "3", "b": "2"}
 
 
-async def test_replicas_that_their_only_owner_drops_fall_back_to_one(
-    api: Client, namespace: str
-) -> None:
-    path = f"{_deployments(namespace)}/web"
-    await api.apply(path, deployment("web", replicas=3), "operator")
-    applied = await api.apply(path, deployment("web"), "operator")
-    assert applied.body["spec"]["replicas"] == 1
-
-
 async def test_containers_of_two_managers_live_side_by_side(api: Client, namespace: str) -> None:
     path = f"{_deployments(namespace)}/web"
     await api.apply(path, deployment("web", images={"main": "app:1"}), "one")
@@ -101,12 +81,6 @@ async def test_applying_a_field_that_the_kind_does_not_have_is_answered_as_a_fau
     )
 
 
-async def test_keyed_items_of_a_custom_resource_merge(api: Client, widgets: str) -> None:
-    await api.apply(f"{widgets}/a", widget("a", groups=[{"name": "x", "size": 1}]), "one")
-    merged = await api.apply(f"{widgets}/a", widget("a", groups=[{"name": "y"}]), "two")
-    assert [group["name"] for group in merged.body["spec"]["groups"]] == ["x", "y"]
-
-
 async def test_the_status_is_applied_under_its_own_entry(api: Client, widgets: str) -> None:
     await api.apply(f"{widgets}/a", widget("a"), "one")
     status = {key: widget("a")[key] for key in ("apiVersion", "kind", "metadata")}
@@ -115,8 +89,3 @@ async def test_the_status_is_applied_under_its_own_entry(api: Client, widgets: s
     entries = applied.metadata["managedFields"]
     assert {entry.get("subresource", "") for entry in entries} == {"", "status"}
     assert applied.body["status"] == {"phase": "Done"}
-
-
-async def test_applying_to_the_status_of_nothing_is_not_found(api: Client, widgets: str) -> None:
-    body = widget("a") | {"status": {}}
-    assert (await api.apply(f"{widgets}/a/status", body, "one")).code == 404

@@ -144,8 +144,7 @@ class Frontend:
         return web.json_response({**status, "details": details})
 
     def _select(self, target: Target, request: web.BaseRequest) -> list[JsonObject]:
-        labels = request.query.get("labelSelector", "")
-        return self._api.list(target, labels, request.query.get("fieldSelector", ""))
+        return self._api.list(target, request.query.get("labelSelector", ""))
 
     def _list(self, target: Target, request: web.BaseRequest) -> web.Response:
         found = self._select(target, request)

@@ -11,9 +11,9 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 
-from tests.fakes.kubernetes.api import Api, both, present_object
+from tests.fakes.kubernetes.api import Api, present_object
 from tests.fakes.kubernetes.errors import ApiError, JsonObject, bad_request
-from tests.fakes.kubernetes.objects.selectors import Matcher, field_matcher, label_matcher
+from tests.fakes.kubernetes.objects.selectors import Matcher, label_matcher
 from tests.fakes.kubernetes.requests.targets import Target
 from tests.fakes.kubernetes.store import Event
 
@@ -51,14 +51,10 @@ def watch_request(target: Target, query: Mapping[str, str]) -> Request:
     version = query.get("resourceVersion", "")
     if version and not version.isdigit():
         raise bad_request(f'resourceVersion: Invalid value: "{version}": must be a number')
-    selected = both(
-        label_matcher(query.get("labelSelector", "")), field_matcher(query.get("fieldSelector", ""))
-    )
     initial_events = query.get("sendInitialEvents") == "true"
-    fields = f"metadata.name={target.name}" if target.name else ""
     return Request(
         target=target,
-        matches=both(selected, field_matcher(fields)),
+        matches=label_matcher(query.get("labelSelector", "")),
         revision=int(version) if version not in ("", "0") and not initial_events else None,
         bookmarks=query.get("allowWatchBookmarks") == "true",
         initial_events=initial_events,
