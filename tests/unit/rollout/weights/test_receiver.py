@@ -8,11 +8,10 @@ import safetensors.torch
 import torch
 
 from tests.fixtures.learner.dispatcher import ManualClock
-from tests.fixtures.rollout.policy_versions import flip_bit, payload_of, served_versions
+from tests.fixtures.rollout.policy_versions import flip_bit, served_versions
 from tests.fixtures.rollout.worker import (
     FakeEngine,
     eventually,
-    learner_fixture,
     quick_retries,
     receiver_of,
     serve_services,
@@ -194,28 +193,6 @@ async def test_a_corrupt_version_is_thrown_away_and_fetched_again(server, engine
     assert engine.swapped == [0]
 
 
-async def test_after_a_corrupt_delta_the_full_set_is_fetched(engine):
-    with served_versions() as served:
-        server = PolicyServer(served)
-        server.offer(0, payload=payload_of(0))
-        async with follow_server(server, engine) as (receiver, _):
-            held = await receiver.wait_for_other(None)
-            server.failures = ["corrupt"]
-            served.publish(1)
-            server.newest = served.manifest()
-            await receiver.wait_for_other(held)
-        delta, full = "00000000-00000001.delta", "00000000.full"
-        assert served.requested() == [full, delta, delta, full]
-    assert engine.swapped == [0, 1]
-
-
-async def test_a_broken_transfer_resumes_where_it_stopped(server, engine):
-    server.failures = ["broken", "broken"]
-    async with follow_server(server, engine) as (receiver, _):
-        await receiver.wait_for_other(None)
-    assert server.offsets == [0, 100, 200]
-
-
 async def test_a_version_retired_meanwhile_gives_way_to_the_newest(server, engine):
     newest = server.newest
     server.offer(1)
@@ -255,16 +232,3 @@ async def test_an_engine_that_refuses_intact_weights_is_an_error(server, engine)
         with pytest.raises(EngineError, match="tensor weight"):
             await task
         assert receiver.held is None
-
-
-async def test_the_learners_own_store_is_followed(engine):
-    async with learner_fixture() as fixture:
-        fixture.publish(0)
-        receiver = receiver_of(fixture.client(), engine, RolloutGauges(fixture.metrics))
-        task = asyncio.create_task(receiver.run())
-        held = await receiver.wait_for_other(None)
-        fixture.publish(1)
-        await receiver.wait_for_other(held)
-        task.cancel()
-        await asyncio.wait([task])
-    await eventually(lambda: engine.swapped == [0, 1])
