@@ -79,8 +79,6 @@ def advantages(
     coverage: as for `pessimistic_baseline`.
     num_tokens: [n] trained tokens.
     Equal rewards give exactly 0.0, except under `none`, which has no baseline: A_i is R_i.
-    Raises: ValueError if an argument that the baseline needs is missing; and as
-    `optimal_baseline`.
     Sources: VCPO, arXiv 2602.17616, Eq. 7; GRPO, arXiv 2402.03300; RLOO, arXiv 2402.14740.
     """
     rewards = vector(rewards, "rewards")
@@ -102,10 +100,7 @@ def advantages(
 
 @cache
 def numbers_wanted(function: AdvantageFunction) -> tuple[str, ...]:
-    """Return the names of the numbers that a baseline gets, which are those of its parameters.
-
-    Raises: ValueError naming a parameter that is no such number and has no default.
-    """
+    """Return the names of the numbers that a baseline gets, which are those of its parameters."""
     found = []
     for name, parameter in inspect.signature(function).parameters.items():
         if name in SHARED_NUMBERS:
@@ -197,9 +192,8 @@ def _leave_one_out_advantages(rewards: Sequence[float]) -> list[float]:
 
 
 def _standardized_rewards(rewards: Sequence[float]) -> list[float]:
-    """Return (R_i - mean R) / population std R; `hypot` keeps a tiny std from underflowing."""
     deviations = _deviations(rewards)
-    std = math.hypot(*deviations) / math.sqrt(len(deviations))
+    std = math.hypot(*deviations) / math.sqrt(len(deviations))  # a tiny std does not underflow
     return [deviation / std for deviation in deviations] if std > 0.0 else deviations
 
 

@@ -32,7 +32,6 @@ def vector(values: Vector, name: str) -> list[float]:
     """Return the [n] numbers of a vector.
 
     name: the argument's name, for the error.
-    Raises: ValueError naming the argument if it does not have one dimension.
     """
     try:
         return [float(value) for value in _items(values)]
@@ -53,10 +52,7 @@ def counts(values: Vector, name: str) -> list[int]:
 
 
 def matrix(rows: Matrix, name: str) -> list[list[float]]:
-    """Return the [rows][n] numbers of a matrix.
-
-    Raises: ValueError naming the argument if it does not have two dimensions.
-    """
+    """Return the [rows][n] numbers of a matrix."""
     try:
         return [vector(row, f"{name}[{index}]") for index, row in enumerate(_items(rows))]
     except TypeError as error:

@@ -104,20 +104,14 @@ def pessimistic_baseline(rewards: Vector, squared_norms: Vector, coverage: Scala
 
 
 def mean_baseline(rewards: Vector) -> float:
-    """Return the mean reward of the group, which is exactly R if all rewards are R.
-
-    Raises: ValueError if empty or for a reward that is not finite.
-    """
+    """Return the mean reward of the group, which is exactly R if all rewards are R."""
     rewards = vector(rewards, "rewards")
     require_rewards(rewards)
     return _weighted_mean(rewards, [1.0] * len(rewards))
 
 
 def require_rewards(rewards: Sequence[float]) -> None:
-    """Check that there is a reward and that all rewards are finite.
-
-    Raises: ValueError naming the first reward that is not.
-    """
+    """Check that there is a reward and that all rewards are finite."""
     if not rewards:
         raise ValueError("rewards is empty: at least one trajectory is needed")
     for index, reward in enumerate(rewards):

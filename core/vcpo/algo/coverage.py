@@ -52,7 +52,6 @@ def on_policy_mean_weight(variances: Vector, cap: Scalar) -> float:
 
     variances: [n] v of each trajectory's log weight, nats^2, finite and at least 0.
     cap: as for `policy_coverage`, at least 1.
-    Raises: ValueError if variances is empty, or a number is out of its range.
     """
     variances, cap = vector(variances, "variances"), float(cap)
     _require_cap(cap)
@@ -77,7 +76,6 @@ def _truncated_mean(variance: float, log_cap: float) -> float:
 
 
 def _normal_share(quantile: float) -> float:
-    """Return Phi: the share of a standard normal distribution below the quantile."""
     return math.erfc(-quantile / _SQRT_2) / 2.0
 
 

@@ -76,7 +76,6 @@ def admissible_trajectories(
     accepted: buffered + consumed in the surviving history, >= 0, without dropped trajectories.
     in_flight: granted and not yet submitted, >= 0.
     over_provision_ratio: r >= 1.
-    Raises: ValueError naming the argument that is out of range.
     """
     _require_at_least("lag_limit_steps", lag_limit_steps, 0)
     _require_at_least("held_step", held_step, 0)

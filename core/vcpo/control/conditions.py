@@ -189,9 +189,6 @@ _MEANINGS: dict[tuple[ConditionType, Reason], tuple[ConditionStatus, str]] = {
 
 
 def condition(kind: ConditionType, reason: Reason) -> Condition:
-    """Return the condition of this type with this reason.
-
-    Raises: KeyError if the reason does not belong to the type, which is a bug.
-    """
+    """Return the condition of this type with this reason."""
     status, message = _MEANINGS[kind, reason]
     return Condition(type=kind, status=status, reason=reason, message=message)

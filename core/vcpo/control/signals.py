@@ -135,11 +135,6 @@ class RunSignals:
         return self.buffered + self.in_flight
 
     @property
-    def step_age_s(self) -> float | None:
-        """Seconds since the last step ended."""
-        return None if self.since_step_s is None else self.since_step_s + self.age_s
-
-    @property
     def has_work(self) -> bool:
         """Whether the learner trains, or drains and still waits for trajectories."""
         has_work_in_flight = self.phase is RunPhase.DRAINING and self.in_flight > 0
@@ -174,11 +169,7 @@ _SIGNALS: Final = TypeAdapter(RunSignals)
 
 
 def checked_signals(values: Mapping[str, Any]) -> RunSignals:
-    """Return signals that came from outside, with values in their ranges.
-
-    Raises: ValueError naming the field. A caller treats it as no signals, so invalid signals change
-        nothing.
-    """
+    """Return signals that came from outside, with values in their ranges."""
     try:
         return _SIGNALS.validate_python(values)
     except ValidationError as error:

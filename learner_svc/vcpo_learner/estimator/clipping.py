@@ -100,7 +100,6 @@ def _within(ratios: Tensor, advantages: Tensor, band: Band, config: LossConfig) 
 
 
 def _ratios(record: BatchRecord, config: LossConfig) -> Tensor:
-    """The ratio that the configured weight uses, before any cap, [N]."""
     ratios = _exp(ratio_logs(record, config.weight))
     return ratios if config.weight is Weight.TOKEN else record.spread(ratios)
 
@@ -110,13 +109,11 @@ def _exp(log_ratios: Tensor) -> Tensor:
 
 
 def _moved_outward(record: BatchRecord, advantages: Tensor) -> Tensor:
-    """Tokens whose ratio the advantage moves further from 1, [N] bool."""
     log_ratios = record.log_ratios
     return ((advantages > 0.0) & (log_ratios > 0.0)) | ((advantages < 0.0) & (log_ratios < 0.0))
 
 
 def _without_largest(record: BatchRecord, among: Tensor, config: LossConfig) -> Tensor:
-    """All tokens but those among [N] bool with the largest log ratios."""
     kept = torch.ones_like(among)
     kept[among] = second_moment_mask(record.log_ratios[among], config.threshold)
     return kept

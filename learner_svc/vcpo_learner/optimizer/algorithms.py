@@ -79,7 +79,6 @@ def _trainable(model: nn.Module) -> list[nn.Parameter]:
 
 
 def _vocabulary_parameters(model: nn.Module) -> list[nn.Parameter]:
-    """Return the parameters with a row for each token: of embeddings and of the head."""
     head = getattr(model, "get_output_embeddings", lambda: None)()
     tables = [each for each in model.modules() if isinstance(each, nn.Embedding) or each is head]
     return [parameter for each in tables for parameter in each.parameters()]

@@ -1,10 +1,11 @@
 """The optimizer of a policy: steps at a scaled rate, and its moments by parameter."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from vcpo.api.optimizer import Optimizer
 from vcpo_learner.optimizer.algorithms import make_optimizers
@@ -85,3 +86,20 @@ class PolicyOptimizer:
     def _set_learning_rate(self, rate: float) -> None:
         for group in self._groups():
             group["lr"] = rate
+
+
+def clip_gradient(parameters: Iterable[nn.Parameter], max_norm: float) -> float:
+    """Clip the L2 norm of the whole gradient to `max_norm`.
+
+    Returns the norm before clipping. If it is NaN or infinite the gradient does not change. With
+    sharded parameters every rank calls it and gets the same bits.
+    """
+    with_gradient = [parameter for parameter in parameters if parameter.grad is not None]
+    norm = nn.utils.get_total_norm(
+        parameter.grad for parameter in with_gradient if parameter.grad is not None
+    )
+    if isinstance(norm, DTensor):  # the squares of each rank's own shards: sum them
+        norm = norm.full_tensor()
+    if torch.isfinite(norm):
+        nn.utils.clip_grads_with_norm_(with_gradient, max_norm, norm)
+    return float(norm)

@@ -1,4 +1,13 @@
-"""The learning rates of a run's steps, before what the batch of a step and its health take off."""
+"""The learning rates of a run's steps, before what the batch of a step and its health take off.
+
+The rate is the set rate times two factors that count differently:
+
+- The warm-up counts updates. It waits for the optimizer's moments, and a skipped step does not
+  change them.
+- The schedule counts the run's steps, skipped ones too. So it always ends at the last of `steps`,
+  and a resumed run goes on where it was. A run whose `steps` was raised goes on along the longer
+  course; its rate may rise at that moment.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +20,7 @@ from pydantic import TypeAdapter
 from vcpo.algo.ess.trust_region import TARGET_BATCH, TrustRegion
 from vcpo.algo.ess.unit import EssKind, EssReading
 from vcpo.api import VCPORunSpec
-from vcpo_learner.optimizer.base_rate import base_learning_rate
+from vcpo.api.optimizer import Optimizer, Schedule
 
 _REGION = TypeAdapter(TrustRegion)
 
@@ -84,11 +93,34 @@ class StepRate:
         return {"updates_taken": self._updates_taken, "trust_region": region}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a `state_dict`; without a region in it, the region starts anew.
-
-        Raises: ValueError if the state has another form.
-        """
+        """Continue from a `state_dict`; without a region in it, the region starts anew."""
         self._updates_taken = int(state["updates_taken"])
         region = state["trust_region"]
         if self.region is not None and region is not None:
             self.region = self.region.continue_from(_REGION.validate_python(region))
+
+
+def base_learning_rate(
+    settings: Optimizer, *, total_steps: int, steps_taken: int, updates_taken: int
+) -> float:
+    """Return the base learning rate of the next step.
+
+    total_steps: steps of the whole run.
+    steps_taken: steps before this one, skipped ones included.
+    updates_taken: those of them that changed the parameters.
+    """
+    rising = min(1.0, (updates_taken + 1) / max(1, settings.warmup_steps))
+    return settings.learning_rate * rising * _schedule_ratio(settings, total_steps, steps_taken)
+
+
+def _schedule_ratio(settings: Optimizer, total_steps: int, steps_taken: int) -> float:
+    """Return the schedule's factor: 1 up to the step that ends the warm-up, least at the last."""
+    whole_rate_step = max(1, settings.warmup_steps)
+    falling_steps = total_steps - whole_rate_step
+    if settings.schedule is Schedule.CONSTANT or falling_steps <= 0:
+        return 1.0
+    progress = min(1.0, max(0.0, (steps_taken + 1 - whole_rate_step) / falling_steps))
+    final = settings.final_learning_rate_ratio
+    if settings.schedule is Schedule.COSINE:
+        progress = (1.0 - math.cos(math.pi * progress)) / 2.0
+    return 1.0 + (final - 1.0) * progress

@@ -188,7 +188,6 @@ def _members(places: Iterable[tuple[int, int]], num_groups: int) -> tuple[tuple[
 
 
 def _by_length(lengths: Sequence[int]) -> list[int]:
-    """Positions, shortest first; equal lengths keep their order."""
     return sorted(range(len(lengths)), key=lengths.__getitem__)
 
 

@@ -114,7 +114,6 @@ def wanted_fresh_tokens(num_missing: int, batch_tokens: int) -> int:
 
 
 def _sums(values: Tensor, sizes: Sequence[int]) -> Tensor:
-    """Sums of consecutive segments of these sizes."""
     return segment_sums(values, to_device(torch.tensor(sizes), values.device))
 
 

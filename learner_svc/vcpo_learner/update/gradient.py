@@ -349,7 +349,6 @@ class GradientAccumulation:
         members: [groups] positions of the trajectories that share a baseline. Groups without a flag
             are scored only: equal rewards cost no backward pass.
         on_policy_weight: as for `score`.
-        Raises: LostGradientError if a parameter has no gradient, and the batch depends on it.
         """
         trained = [group for group in members if any(flags[at] for at in group)]
         idle = set(range(len(flags))) - set(chain.from_iterable(trained))

@@ -165,7 +165,6 @@ class MicroBatchRunner:
     def _micro_batch(
         self, tokens: BatchTokens, own: Sequence[int], among: Sequence[int]
     ) -> TokenBatch:
-        """The trajectories of a rank, or the shortest of all if it has none."""
         chosen = own or [min(among, key=lambda at: tokens.num_tokens[at])]
         return tokens.micro_batch(chosen, self._pad_token_id, packs=self.packs)
 
@@ -193,7 +192,6 @@ class MicroBatchRunner:
 
 
 def _most_trajectories(batch: Batch, memory: MemoryBudget | None) -> int:
-    """Return how many trajectories a micro-batch may have; the memory of a GPU bounds tokens."""
     unset = _TRAJECTORIES_ON_A_CPU if memory is None else batch.trajectories
     return batch.micro_batch_trajectories or unset
 

@@ -53,9 +53,6 @@ class Mismatch:
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a `state_dict`; the limit is that of the run's spec.
-
-        Raises: ValueError if the state has another form.
-        """
+        """Continue from a `state_dict`; the limit is that of the run's spec."""
         ceiling = self.calibration.ceiling
         self.calibration = replace(_STATE.validate_python(state), ceiling=ceiling)

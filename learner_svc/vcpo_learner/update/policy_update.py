@@ -56,8 +56,7 @@ from vcpo_learner.forward.attention import take_calls
 from vcpo_learner.forward.measurable_norms import require_measurable_norms
 from vcpo_learner.forward.policy_network import PolicyNetwork
 from vcpo_learner.forward.replayable import require_replayable
-from vcpo_learner.optimizer.clipping import clip_gradient
-from vcpo_learner.optimizer.policy_optimizer import PolicyOptimizer
+from vcpo_learner.optimizer.policy_optimizer import PolicyOptimizer, clip_gradient
 from vcpo_learner.optimizer.step_rate import StepRate
 from vcpo_learner.ranks.commands import Commands, Groups, on_every_rank
 from vcpo_learner.ranks.ranks import Ranks
@@ -252,7 +251,6 @@ class PolicyUpdate:
         return replace(result, fresh=fresh, mismatch=review)
 
     def _recover(self) -> None:
-        """Make the model usable after an error in a pass, or the update is not whole any more."""
         self._is_stepping = True
         self._is_stepping = not recover(self._network)
 
@@ -266,10 +264,7 @@ class PolicyUpdate:
 
     @on_every_rank
     def load_tensors(self, folder: Path | str) -> None:
-        """Continue from the parameters and moments that `save_tensors` wrote.
-
-        Raises: ValueError if they belong to another model.
-        """
+        """Continue from the parameters and moments that `save_tensors` wrote."""
         self._files.load(Path(folder))
 
     def close(self) -> None:
@@ -288,10 +283,7 @@ class PolicyUpdate:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a `state_dict`; settings are those of this run's spec.
-
-        Raises: ValueError if the state has another form.
-        """
+        """Continue from a `state_dict`; settings are those of this run's spec."""
         self.load_shared_state({**state, "replay": None} if "replay" in state else state)
         if self._replay is not None and state["replay"] is not None:
             self._replay.load_state_dict(state["replay"])

@@ -119,10 +119,7 @@ class RunHealth:
         )
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a `state_dict`.
-
-        Raises: ValueError if the state has another form or a number is out of range.
-        """
+        """Continue from a `state_dict`."""
         saved = _STATE.validate_python(state)
         self._warning, self._rewards = saved.early_warning, saved.rewards
         self.rollbacks = saved.rollbacks

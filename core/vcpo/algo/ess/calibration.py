@@ -175,7 +175,6 @@ class MismatchCalibration:
 
         num_tokens: [B] trained tokens of each trajectory, at least 0.
         Returns a value in [1/B, 1]; 1.0 before there is an estimate.
-        Raises: ValueError if empty or for a negative length.
         """
         num_tokens = counts(num_tokens, "num_tokens")
         if not num_tokens or min(num_tokens) < 0:
@@ -193,7 +192,6 @@ class MismatchCalibration:
 
 
 def _thinned(blocks: Sequence[FreshBlock], most: int) -> Iterator[Sequence[FreshBlock]]:
-    """Yield the blocks of each worker, evenly chosen if there are more than so many."""
     for each in by_worker(blocks).values():
         yield each[:: math.ceil(len(each) / most)]
 
@@ -275,5 +273,5 @@ def _estimate(blocks: Sequence[FreshBlock]) -> MismatchEstimate:
 
 
 def _variance(mean_square: float, length: float) -> float:
-    """Return the likeliest s2; sqrt(1 + AQ) - 1 as AQ / (sqrt(1 + AQ) + 1), exact for a tiny AQ."""
+    # The likeliest s2, with sqrt(1 + AQ) - 1 as AQ / (sqrt(1 + AQ) + 1): exact for a tiny AQ.
     return 2.0 * mean_square / (math.sqrt(1.0 + length * mean_square) + 1.0)

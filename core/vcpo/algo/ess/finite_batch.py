@@ -66,7 +66,6 @@ def finite_batch_law(variance: Scalar, num_weights: SupportsInt) -> FiniteBatchL
 
     variance: v of each log weight, nats^2, at least 0; for unequal variances -log rho_on.
     num_weights: N, at least 1.
-    Raises: ValueError if a number is out of range.
     """
     variance, num_weights = float(variance), int(num_weights)
     if not variance >= 0.0 or num_weights < 1:
@@ -94,7 +93,6 @@ def nats_at_size(nats: Scalar, num_weights: SupportsInt, other_size: SupportsInt
 
     nats: mean of -log rho, finite; at or below 0, which is chance, every size reads the same.
     num_weights, other_size: N of the batches that were read, and of the others, at least 1.
-    Raises: ValueError if a number is out of range.
     """
     nats = float(nats)
     if nats <= 0.0 or int(num_weights) == int(other_size):

@@ -50,7 +50,6 @@ def learning_rate_scale(
     ess_ratio: rho of the step's whole batch before truncation, in (0, 1].
     on_policy_ess_ratio: rho_on of the same lengths, in (0, 1].
     Returns a value in (0, 1]; 1 if rho is at least rho_on.
-    Raises: ValueError if a ratio is NaN or outside (0, 1].
     Source: VCPO, arXiv 2602.17616, Eq. 5.
     """
     ess_ratio, on_policy_ess_ratio = float(ess_ratio), float(on_policy_ess_ratio)

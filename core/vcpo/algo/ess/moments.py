@@ -1,15 +1,13 @@
-"""Count and sums that determine an ESS and add up over micro-batches, ranks and steps.
+"""Count and sums that determine an ESS.
 
 The ESS of any set of weights follows from three numbers,
 
     n,    log S1 = LSE(log w),    log S2 = LSE(2 log w),    ESS = exp(2 log S1 - log S2),
 
-and the three numbers of a union follow from the numbers of its parts. The ESS of a whole batch, or
-of half a million tokens, therefore needs no list of weights.
+so that of half a million tokens needs no list of weights.
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -51,20 +49,6 @@ class WeightMoments:
             count=len(log_weights),
             log_sum=log_sum_exp(log_weights),
             log_sum_squares=log_sum_exp([2.0 * each for each in log_weights]),
-        )
-
-    @classmethod
-    def merge(cls, parts: Sequence["WeightMoments"]) -> Self:
-        """Return the moments of the union of several sets of weights.
-
-        Raises: ValueError if there is no part.
-        """
-        if not parts:
-            raise ValueError("parts is empty: at least one is needed")
-        return cls(
-            count=sum(part.count for part in parts),
-            log_sum=log_sum_exp([part.log_sum for part in parts]),
-            log_sum_squares=log_sum_exp([part.log_sum_squares for part in parts]),
         )
 
     @property

@@ -226,7 +226,6 @@ class TrustRegion:
 
     @property
     def _spans(self) -> tuple[int, int]:
-        """Steps of the short and of the long means."""
         return SHORT_STEPS, max(SHORT_STEPS, self.horizon_steps)
 
     def _distances(self, longest_lag: int) -> list[float]:

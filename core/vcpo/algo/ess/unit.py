@@ -130,7 +130,6 @@ def ess_unit(kind: EssKind, num_tokens: Vector, variance_per_token: float | None
     num_tokens: [B] trained tokens of each trajectory, at least 1.
     variance_per_token: s2, nats^2, as `MismatchCalibration` estimates it. None if it is unknown:
         whole trajectories then take the place of blocks, with an on-policy ratio of 1.
-    Raises: ValueError if empty, or for a number out of range.
     """
     num_tokens = counts(num_tokens, "num_tokens")
     _require(num_tokens, variance_per_token)
@@ -197,7 +196,6 @@ def _unit_of_blocks(
 
 
 def _on_policy_nats(sizes: Sequence[int], variance: float) -> float:
-    """Return -log rho_on of blocks of these lengths, log mean exp(s2 n), nats; 0 for s2 = 0."""
     if variance == 0.0:
         return 0.0
     return log_sum_exp([variance * size for size in sizes]) - math.log(len(sizes))

@@ -106,7 +106,6 @@ def judge_step(
     chance_nats: c, how far chance alone lowers log rho below log rho_on, nats, at least 0.
     kl_per_token: KL(behavior || target), nats; None if unknown.
     gradient_norm: before clipping; None if unknown.
-    Raises: ValueError if a ratio that is not NaN lies outside (0, 1].
     """
     ess_ratio, on_policy_ess_ratio = float(ess_ratio), float(on_policy_ess_ratio)
     kl_per_token = None if kl_per_token is None else float(kl_per_token)

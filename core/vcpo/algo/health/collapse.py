@@ -199,5 +199,4 @@ class RewardWatch:
 
 
 def _has_fallen(best: RewardMean, value: float, share: float) -> bool:
-    """Whether a value is below a share of the best one, beyond chance."""
     return best.value > 0.0 and value < min(share * best.value, best.lowest)

@@ -156,7 +156,6 @@ def top_gradient_share(
 
     At least one term counts as the largest 1 %.
     Returns a value in (0, 1]; 0.0 if there is no gradient; None if an argument is None.
-    Raises: ValueError if the lengths differ.
     """
     if gradient_norms is None or coefficients is None:
         return None
@@ -177,7 +176,6 @@ def squared_norm_concentration(
     """Return the largest squared norm in a group over the group's sum, mean over groups.
 
     Groups whose norms are all 0 do not count. Returns None without norms, or if all are 0.
-    Raises: ValueError if the sizes do not add up to the number of norms.
     """
     if gradient_norms is None:
         return None

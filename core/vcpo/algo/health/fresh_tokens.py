@@ -155,6 +155,5 @@ def lower_median(values: Sequence[float]) -> float:
 
 
 def _error(rests: Sequence[float], scale: float) -> float:
-    """Standard error of a ratio of sums, from what each block adds to its numerator."""
     count = len(rests)
     return math.sqrt(math.fsum(rest * rest for rest in rests) * count / (count - 1)) / scale

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vcpo.algo.ess.importance_weights import NonFiniteWeightError, ess_ratio
+from vcpo.algo.ess.importance_weights import NonFiniteWeightError
 from vcpo.algo.ess.moments import WeightMoments
 
 LOG_WEIGHTS = st.lists(st.floats(-50, 50), min_size=1, max_size=20)
@@ -15,13 +15,6 @@ def test_the_ess_of_four_weights_is_that_of_their_sums():
     moments = WeightMoments.of([math.log(weight) for weight in (1, 0.5, 2, 4)])
     assert moments.ess == pytest.approx(56.25 / 21.25, rel=1e-12)
     assert moments.ess_ratio == pytest.approx(56.25 / 85, rel=1e-12)
-
-
-@given(st.lists(LOG_WEIGHTS, min_size=1, max_size=5))
-def test_merged_parts_have_the_ess_of_all_their_weights(parts):
-    together = [each for part in parts for each in part]
-    merged = WeightMoments.merge([WeightMoments.of(part) for part in parts])
-    assert merged.ess_ratio == pytest.approx(ess_ratio(together), rel=1e-9)
 
 
 @given(LOG_WEIGHTS, st.floats(-1e4, 1e4))
@@ -43,8 +36,3 @@ def test_an_ess_of_nothing_but_zeros_has_no_value():
 def test_a_sum_that_is_no_number_is_refused(value):
     with pytest.raises(NonFiniteWeightError, match="log_sum is"):
         WeightMoments(count=1, log_sum=value, log_sum_squares=0.0)
-
-
-def test_no_parts_have_no_moments():
-    with pytest.raises(ValueError, match="parts is empty"):
-        WeightMoments.merge([])

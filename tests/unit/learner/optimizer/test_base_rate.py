@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vcpo.api.optimizer import Optimizer, Schedule
-from vcpo_learner.optimizer.base_rate import base_learning_rate
+from vcpo_learner.optimizer.step_rate import base_learning_rate
 
 
 def settings(**fields):

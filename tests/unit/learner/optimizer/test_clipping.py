@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from vcpo_learner.optimizer.clipping import clip_gradient
+from vcpo_learner.optimizer.policy_optimizer import clip_gradient
 
 
 def layer_with_gradient(value):

@@ -9,8 +9,7 @@ from tests.fixtures.learner.ranks import run_ranks
 from vcpo.api.optimizer import Optimizer
 from vcpo.api.workloads import Precision
 from vcpo.service.lifecycle import StartError
-from vcpo_learner.optimizer.clipping import clip_gradient
-from vcpo_learner.optimizer.policy_optimizer import PolicyOptimizer
+from vcpo_learner.optimizer.policy_optimizer import PolicyOptimizer, clip_gradient
 from vcpo_learner.ranks.sharding import place_model, whole
 
 
