@@ -268,7 +268,6 @@ class _Learner:
         self.dispatcher.abort()
 
     async def _linger(self, linger_s: float) -> None:
-        """Serve `linger_s` seconds longer, because workers and host poll for the end."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(linger_s):
                 await self._stop_requested.wait()

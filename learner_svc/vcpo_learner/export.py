@@ -128,7 +128,6 @@ def _best_step(run_dir: Path) -> int:
 
 
 def _require_replaceable(folder: Path) -> None:
-    """Check that a folder is new, empty, or an exported model."""
     is_export = ExportedModel.read(folder) is not None
     if folder.exists() and not is_export and (folder.is_file() or any(folder.iterdir())):
         raise StartError(f"DIR: {folder} holds something else; give a new directory")

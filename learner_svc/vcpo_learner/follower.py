@@ -111,7 +111,6 @@ async def _follow(
 
 
 def _own_port(address: str, environment: RankEnvironment) -> str:
-    """Return an address that no other rank takes: the first rank of a machine has the given one."""
     if environment.local_rank == 0:
         return address
     return f"{split_address(address)[0]}:0"

@@ -10,9 +10,6 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-_MEBIBYTE = 1 << 20
-_GIBIBYTE = 1 << 30
-
 
 class WriteError(OSError):
     """A folder could not be written; the message names it and the cause."""
@@ -46,13 +43,6 @@ def atomic_folder(target: Path) -> Iterator[Path]:
         if isinstance(error, OSError | SafetensorError):
             raise WriteError(f"{target}: cannot be written ({error})") from error
         raise
-
-
-def size_text(size_bytes: int) -> str:
-    """Return a size for people, in MiB or GiB."""
-    if size_bytes >= _GIBIBYTE:
-        return f"{size_bytes / _GIBIBYTE:,.1f} GiB"
-    return f"{size_bytes / _MEBIBYTE:,.1f} MiB"
 
 
 def _sync(path: Path) -> None:

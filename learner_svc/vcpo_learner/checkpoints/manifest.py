@@ -135,6 +135,5 @@ def _check_file(folder: Path, name: str, expected: FileChecksum) -> None:
 
 
 def _checksum_of(document: dict[str, Any]) -> str:
-    """Return the checksum of a document, whatever its layout."""
     text = json.dumps(document, sort_keys=True, separators=(",", ":"))
     return xxhash.xxh3_64_hexdigest(text.encode())

@@ -39,8 +39,8 @@ from vcpo_learner.policy_state import trainable_parameters, trained_buffers
 _PARAMETERS: Final = "parameters."
 _BUFFERS: Final = "buffers."
 _MOMENTS: Final = "moments."
-_FILE_BYTES: Final = 1 << 30
-"""About the largest file; a rank holds one file more in memory while it writes."""
+_FILE_BYTES: Final = 1 << 29
+"""About the largest file; a rank holds two such files in memory while it writes one."""
 
 
 class TensorFiles:
@@ -121,8 +121,9 @@ class TensorFiles:
 
     def _write(self, staged: Mapping[str, Tensor], folder: Path) -> dict[str, FileChecksum]:
         group = self._group
+        numbers = _file_numbers(staged, num_ranks=1 if group is None else group.size())
         writer = HuggingFaceStorageWriter(
-            str(folder), fqn_to_index_mapping=_file_numbers(staged), save_distributed=True
+            str(folder), fqn_to_index_mapping=numbers, save_distributed=True
         )
         _quietly(
             lambda: save(
@@ -189,7 +190,6 @@ def read_tensors(
 
 
 def _saved(folder: Path) -> dict[str, TensorStorageMetadata]:
-    """Return what the headers of a folder's files say of their tensors."""
     found = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
     return cast("dict[str, TensorStorageMetadata]", found)
 
@@ -199,11 +199,11 @@ def _saved_of(folder: Path, kind: str) -> dict[str, TensorStorageMetadata]:
     return {name.removeprefix(kind): each for name, each in saved if name.startswith(kind)}
 
 
-def _file_numbers(tensors: Mapping[str, Tensor]) -> dict[str, int]:
-    """Return the number of the file of each tensor, from 1."""
+def _file_numbers(tensors: Mapping[str, Tensor], *, num_ranks: int) -> dict[str, int]:
+    """Return the number of the file of each tensor, from 1; each rank writes all of them."""
     numbers, size_bytes = {}, 0
     for name, tensor in tensors.items():
-        numbers[name] = 1 + size_bytes // _FILE_BYTES
+        numbers[name] = size_bytes // (_FILE_BYTES * num_ranks)
         size_bytes += tensor.numel() * tensor.element_size()
     used = {number: at for at, number in enumerate(sorted(set(numbers.values())), 1)}
     return {name: used[number] for name, number in numbers.items()}

@@ -43,13 +43,12 @@ from vcpo_learner.telemetry.run_records import RunRecords
 from vcpo_learner.telemetry.signals import SignalWindow
 from vcpo_learner.telemetry.step_log import StepLog
 from vcpo_learner.telemetry.streaks import streak_fields, window_fields
-from vcpo_learner.training.batch_fields import batch_fields
+from vcpo_learner.training.batches import batch_fields, evaluation_samples, step_samples
 from vcpo_learner.training.mismatch_watch import MismatchWatch
 from vcpo_learner.training.policy_on_ranks import PolicyOnRanks
 from vcpo_learner.training.publication import Publication
 from vcpo_learner.training.recovery import Recovery
 from vcpo_learner.training.rollback import Rollback
-from vcpo_learner.training.samples import evaluation_samples, step_samples
 from vcpo_learner.training.saving import RunSaver
 from vcpo_learner.training.tensor_thread import TensorThread
 from vcpo_learner.troubles import Answer, Trouble, Troubles
@@ -318,7 +317,6 @@ class TrainingLoop:
         return result
 
     def _begin(self, groups: Sequence[Lease], version: int) -> PendingStep:
-        """Compute the gradient of a batch, in the tensor thread."""
         batch = self.update.draw([group.trajectories for group in groups])
         return self.update.begin(batch, policy_version=version)
 
@@ -405,7 +403,6 @@ class TrainingLoop:
         self.thread.shutdown()
 
     async def _join_evaluation(self) -> None:
-        """Wait for the evaluation beside training; raise its error."""
         if self._evaluation is not None:
             await self._evaluation
             self._evaluation = None

@@ -110,5 +110,4 @@ class MismatchWatch:
 
 
 def _finite(value: float) -> float:
-    """Return a number as a record holds it."""
     return value if abs(value) <= _LARGEST_NATS else _LARGEST_NATS  # also of NaN

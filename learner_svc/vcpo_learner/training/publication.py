@@ -79,7 +79,6 @@ class Publication:
         self._announcing = asyncio.create_task(self._announce(version, weights))
 
     def _take_weights(self, version: int) -> _Weights:
-        """Return what this rank publishes; each of the others takes and publishes its own rows."""
         take = partial(self.published.take, self.precision)
         return self.commands.call("take_weights", take, self.precision, version)
 

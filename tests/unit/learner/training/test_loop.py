@@ -19,7 +19,7 @@ from vcpo.records.samples import read_answers, read_samples, sampled_steps
 from vcpo.wire.phase import RunPhase
 from vcpo.wire.trajectory import FinishReason
 from vcpo_learner.ledger.redo_log import RedoLog
-from vcpo_learner.training.batch_fields import LagStatistics, batch_fields, lag_statistics
+from vcpo_learner.training.batches import LagStatistics, batch_fields, lag_statistics
 from vcpo_learner.update.policy_update import PolicyUpdate
 
 
