@@ -1,14 +1,14 @@
-"""What observed runs show of metrics, panels and alerts, as plain values for one JSON object."""
+"""What observed runs show of metrics, panels and alerts, as plain values, and what it must be."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
-from tests.fixtures.observation.exposure import Exposure, compare, exposed_names
-from tests.fixtures.observation.panels import Panel, panels_without_data
+from tests.fixtures.observation.exposure import compare, exposed_names
+from tests.fixtures.observation.panels import Panel, all_panels, panels_without_data
 from tests.fixtures.observation.prometheus_server import PrometheusServer
 from tests.observation import collapse
-from tests.observation.alerts import fired_alerts
 from tests.observation.local_runs import (
     COLLAPSE,
     SCRAPE_INTERVAL_MS,
@@ -32,17 +32,53 @@ _STEP_S = SCRAPE_INTERVAL_MS / 1000
 """Step of queries, so that none of them passes over what a single scrape saw."""
 
 
-def exposures(observation: Observation) -> dict[str, Exposure]:
-    """Compare what each part of the local runs exposed with its declarations."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FiredAlert:
+    """One alert over the time of a run; its first and last time are Unix times."""
+
+    name: str
+    first_s: float
+    last_s: float
+
+
+def local_findings(observation: Observation) -> dict[str, Any]:
+    """What the local runs show."""
     start_s, end_s = observation.runs[0].started_s, observation.runs[-1].ended_s
-    return {
-        part: compare(
+    exposures = [
+        compare(
             exposed_names(observation.server, f'{{part="{part}"}}', start_s, end_s),
             (BUILD_INFO, *PARTS[part]),
             ABSENT,
         )
         for part in LOCAL_PARTS
+    ]
+    return {
+        **alarm(observation),
+        "panels": len(all_panels()),
+        "panels_without_data": sorted(empty_panels(observation)),
+        "undeclared": sorted({name for each in exposures for name in each.undeclared}),
+        "missing": sorted({name for each in exposures for name in each.missing}),
     }
+
+
+def missed_bars(found: dict[str, Any]) -> list[str]:
+    """What the findings should be and are not."""
+    to_throttle = found["critical_to_throttle_steps"]
+    bars = {
+        "no alert may fire on a healthy run": not found["alerts_on_healthy"],
+        "what is due must fire": set(found["due"]) <= set(found["fired"]),
+        "no alert may outlive the run": set(found["fired"]) == set(found["resolved"]),
+        "Prometheus and journal must show one effective rate": found["effective_rate_agrees"],
+        "the throttle must follow within 2 steps": to_throttle is not None and to_throttle <= 2,
+        "at most 3 steps may use older data": found["steps_trained_after_throttle_on_older"] <= 3,
+        "event, condition and metric must say why": found["throttle_reason_visible"],
+        "the run must recover": found["recovered"],
+        "at most 48 panels": found["panels"] <= 48,
+        "every panel must have data": not found["panels_without_data"],
+        "every sample must be declared": not found["undeclared"],
+        "every declared metric must have a sample": not found["missing"],
+    }
+    return [bar for bar, holds in bars.items() if not holds]
 
 
 def empty_panels(observation: Observation) -> frozenset[Panel]:
@@ -86,6 +122,22 @@ def alarm(observation: Observation) -> dict[str, Any]:
         "recovered": collapse.has_recovered(steps, evaluations),
         "accuracies": [round(each.accuracy, 3) for each in evaluations],
     }
+
+
+def fired_alerts(server: PrometheusServer, start_s: float, end_s: float) -> list[FiredAlert]:
+    """Alerts that fired in a time, each once, in order of their first firing."""
+    found = server.query_range(
+        'max by (alertname) (ALERTS{alertstate="firing"})', start_s, end_s, step_s=0.25
+    )
+    fired = [
+        FiredAlert(
+            name=series.labels["alertname"],
+            first_s=series.points[0][0],
+            last_s=series.points[-1][0],
+        )
+        for series in found
+    ]
+    return sorted(fired, key=lambda each: (each.first_s, each.name))
 
 
 def effective_rate_agrees(server: PrometheusServer, run: ObservedRun) -> bool:

@@ -110,14 +110,17 @@ class StepRecord(UpdateRecord):
     lag_mean: float
     """Mean age of the trained tokens, in policy versions."""
     ess_ratio_mean: Share | None = None
+    """Mean over those of the last ten steps whose weights have a value; None without one."""
     ess_ratio_low: Share | None = None
-    """Of the steps whose weights have a value; None without one."""
+    """Tenth percentile of them."""
     lag_p50: Count
+    """Median age of the trained tokens, in policy versions."""
     lag_max: Count
     cut_responses_ratio: Share = 0.0
-    """Of those that reached the largest number of new tokens."""
+    """Share of the responses that reached the largest number of new tokens."""
     equal_groups_ratio: Share = 0.0
-    """Groups that dynamic sampling dropped are not in the batch."""
+    """Share of the groups whose rewards are equal; those that dynamic sampling dropped are not in
+    the batch."""
     prompt_tokens_mean: float = 0.0
     """Mean length of the batch's prompts, with their template, in tokens."""
     prompt_tokens_max: int = 0
@@ -135,8 +138,9 @@ class StepRecord(UpdateRecord):
     stage_s: Mapping[str, float] = field(default_factory=dict)
     """Seconds of `step_s` by stage of the update: `score`, `backward`, `optimizer`."""
     step_interval_s: NonNegative = 0.0
-    """What a step usually takes; alerts count in it."""
+    """Mean time of the last ten steps with their waits; alerts count in it."""
     tokens_per_s: NonNegative
+    """Response tokens accepted per second over the last ten steps."""
     lag_limit_steps: int
     """Lag limit in force when the batch was taken; no token of it is older."""
     workers: int
@@ -149,11 +153,15 @@ class StepRecord(UpdateRecord):
     dropped: Mapping[str, int] = field(default_factory=dict)
     """Trajectories dropped so far, by reason."""
     critical_steps: Count = 0
+    """Steps in a row, up to this one, after which the early warning was critical or dead."""
     collapsed_steps: Count = 0
-    """By the mean reward of ten steps; a rollback ends it."""
+    """Steps in a row after which the reward had collapsed; a rollback ends it."""
     throttled_steps: Count = 0
+    """Steps in a row with a lag limit below the spec's that did not rise."""
     skipped_steps: Count = 0
+    """Steps in a row without an update."""
     unsaved_steps: Count = 0
+    """Steps since the newest checkpoint."""
     rollbacks: Count = 0
     """One after this step counts."""
     mismatch: Mapping[str, Any] = field(default_factory=dict)

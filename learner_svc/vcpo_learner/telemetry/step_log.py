@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from typing import Final
 
 from vcpo.algo.ess.calibration import STALE_STEPS
 from vcpo.algo.health.early_warning import WarningLevel
@@ -18,6 +18,12 @@ from vcpo_learner.ledger.lease import Lease
 _LOGGER = logging.getLogger(__name__)
 LINE_PERIOD_S: Final = 30.0
 """Least time between the log lines of two steps; the first and the last step always get one."""
+_LOGGED: Final = (
+    *("step", "reward_mean", "relative_ess_ratio", "skipped", "lag_mean", "lag_max"),
+    *("learning_rate", "learning_rate_schedule", "learning_rate_scale", "learning_rate_backoff"),
+    "tokens_per_s",
+)
+"""Numbers of the record that are fields of its log line."""
 _SKIP_EVENTS = 3
 """Skipped steps in a row that get an event each; after them the tenth, hundredth and so on do."""
 
@@ -129,7 +135,7 @@ class StepLog:
         if self._logged_s is None or is_last or now_s - self._logged_s >= LINE_PERIOD_S:
             self._logged_s = now_s
             line = f"step {record.step}/{self._total_steps}: {_step_in_words(record)}"
-            _LOGGER.info("%s", line, extra=_step_fields(record))
+            _LOGGER.info("%s", line, extra={name: getattr(record, name) for name in _LOGGED})
 
 
 def _is_power_of_ten(number: int) -> bool:
@@ -145,24 +151,6 @@ def _step_in_words(record: StepRecord) -> str:
         f" {record.tokens_per_s:.0f} tokens/s,"
         f" {record.step_s:.1f} s after waiting {record.idle_s:.1f} s{skipped}"
     )
-
-
-def _step_fields(record: StepRecord) -> dict[str, Any]:
-    """Return a step's numbers as the fields of a JSON line."""
-    return {
-        "step": record.step,
-        "version": record.step,
-        "reward_mean": record.reward_mean,
-        "relative_ess_ratio": record.relative_ess_ratio or 0.0,
-        "learning_rate": record.learning_rate,
-        "learning_rate_schedule": record.learning_rate_schedule,
-        "learning_rate_scale": record.learning_rate_scale,
-        "learning_rate_backoff": record.learning_rate_backoff,
-        "lag_mean": record.lag_mean,
-        "lag_max": record.lag_max,
-        "tokens_per_s": record.tokens_per_s,
-        "skipped": record.skipped or "",
-    }
 
 
 def _calibration_event(record: StepRecord, *, is_stale: bool) -> tuple[str, str]:

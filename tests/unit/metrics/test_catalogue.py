@@ -5,9 +5,12 @@ from __future__ import annotations
 import re
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tools.monitoring.catalogue import ALL, PARTS
 from vcpo.metrics import LearnerMetrics, RolloutMetrics
+from vcpo.metrics.learner import lag_edges
 from vcpo.records.reasons import DropReason
 
 UNBOUNDED = {"uid", "step", "id", "trajectory", "lease", "worker", "pod", "error", "message"}
@@ -76,6 +79,15 @@ def test_a_lag_at_an_edge_is_in_the_bucket_below_it():
         for bound in ("1.0", "2.0", "+Inf")
     }
     assert cumulative == {"1.0": 0.0, "2.0": 1.0, "+Inf": 1.0}
+
+
+@given(st.integers(0, 1024))
+def test_lags_have_few_whole_buckets_up_to_the_bound_with_every_limit_that_halving_reaches(bound):
+    edges = lag_edges(bound)
+    assert list(edges) == sorted({int(edge) for edge in edges})
+    assert (edges[0], edges[-1]) == (0, bound)
+    assert len(edges) <= 12
+    assert {bound >> halvings for halvings in range(11)} <= set(edges)
 
 
 def test_two_sets_in_one_process_share_nothing():
