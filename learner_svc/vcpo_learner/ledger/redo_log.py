@@ -28,7 +28,7 @@ from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any, BinaryIO, Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple, cast
 
 import xxhash
 from google.protobuf.message import DecodeError
@@ -62,12 +62,6 @@ class _File(NamedTuple):
     step: int
     """Optimizer steps when it was begun."""
     path: Path
-
-
-class _Begin(NamedTuple):
-    """An entry for the thread: the next change begins a file."""
-
-    step: int
 
 
 class _DamagedHeadError(Exception):
@@ -109,7 +103,8 @@ class RedoLog:
         self._events: list[tuple[str, str]] = []
         self._failure: Exception | None = None
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
-        self._queue: SimpleQueue[bytes | _Begin | None] = SimpleQueue()
+        self._queue: SimpleQueue[bytes | int | None] = SimpleQueue()
+        """For the thread: a change, the step of a file to begin, or the end."""
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
         try:
@@ -165,7 +160,7 @@ class RedoLog:
         """Begin another file, at the snapshot of a step; return the newest change's number."""
         self._new_bytes = 0
         if self._thread is not None:
-            self._put(_Begin(step))
+            self._put(step)
         self._step = step
         return self.position
 
@@ -286,13 +281,13 @@ class RedoLog:
             " disk with room"
         )
 
-    def _put(self, entry: bytes | _Begin) -> None:
+    def _put(self, entry: bytes | int) -> None:
         if self._thread is None:
             loop, number = asyncio.get_running_loop(), self._committed
             self._thread = threading.Thread(
                 target=self._write, args=(loop, number), name="redo-log", daemon=True
             )
-            self._queue.put(_Begin(self._step))
+            self._queue.put(self._step)
             self._thread.start()
         self._queue.put(entry)
 
@@ -317,8 +312,8 @@ class RedoLog:
             is_open = None not in entries
             before = number
             for entry in entries:
-                if isinstance(entry, _Begin):
-                    path = self.path / f"{number + 1:016d}-{entry.step:08d}.log"
+                if isinstance(entry, int):
+                    path = self.path / f"{number + 1:016d}-{entry:08d}.log"
                     file = self._until_done(tell, partial(_begin, path, file))
                 elif entry is not None:
                     self._until_done(tell, partial(_write_frame, file, entry))
@@ -418,12 +413,8 @@ def _frames(path: Path) -> Iterator[bytes | None]:
                 raise _DamagedHeadError
             left -= _HEAD.size + size
             if left >= 0:
-                yield _checked(file, size, checksum)
-
-
-def _checked(file: BinaryIO, size: int, checksum: int) -> bytes | None:
-    data = file.read(size)
-    return data if xxhash.xxh3_64_intdigest(data) == checksum else None
+                data = file.read(size)
+                yield data if xxhash.xxh3_64_intdigest(data) == checksum else None
 
 
 def _begin(path: Path, before: int) -> int:
