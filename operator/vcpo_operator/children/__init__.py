@@ -1,4 +1,4 @@
-"""Children: pure builders of the objects that make up a run, one module for each kind."""
+"""Children: pure builders of the objects that make up a run."""
 
 from vcpo_operator.children.family import build_children
 from vcpo_operator.children.manifest import Child, Kind, Manifest
