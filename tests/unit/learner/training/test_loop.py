@@ -10,17 +10,33 @@ from tests.fixtures.fresh_tokens import blocks, of_workers
 from tests.fixtures.learner.dispatcher import make_trajectory, settle, work_request
 from tests.fixtures.learner.models import PAD
 from tests.fixtures.learner.training import MemoryLog, TrainingFixture
-from tests.unit.learner.training.groups import make_group
+from vcpo.algo.health.early_warning import WarningLevel
 from vcpo.algo.health.mismatch_review import MismatchError
 from vcpo.judgement import lasting_collapse
 from vcpo.records.journal import read_events, read_metrics
 from vcpo.records.reasons import SetAsideCause
 from vcpo.records.samples import read_answers, read_samples, sampled_steps
+from vcpo.wire.failures import Failure, FailureCause
 from vcpo.wire.phase import RunPhase
 from vcpo.wire.trajectory import FinishReason
+from vcpo_learner.ledger.failure_watch import TooManyFailuresError
+from vcpo_learner.ledger.lease import Lease
 from vcpo_learner.ledger.redo_log import RedoLog
 from vcpo_learner.training.batches import LagStatistics, batch_fields, lag_statistics
 from vcpo_learner.update.policy_update import PolicyUpdate
+
+
+def make_group(number, **changes):
+    lease_id = f"train-now-{number}"
+    members = tuple(replace(make_trajectory(lease_id, at), **changes) for at in range(2))
+    return Lease(
+        grant_number=number,
+        group_number=number,
+        lease_id=lease_id,
+        worker_id="w",
+        prompt_index=10 + number,
+        accepted=dict(enumerate(members)),
+    )
 
 
 async def test_a_run_takes_its_steps_and_is_complete(make_learner, tmp_path):
@@ -380,3 +396,112 @@ async def test_a_disk_that_is_full_at_the_end_ends_the_evaluations(tmp_path):
     assert [each.step for each in read_metrics(tmp_path).evaluations] == [0]
     told = [each for each in read_events(tmp_path) if each.kind == "EvaluationWithoutResult"]
     assert len(told) == 2  # beside step 2, and at the end
+
+
+async def test_a_critical_step_throttles_the_run_before_its_version_is_published(
+    make_learner, tmp_path
+):
+    learner = make_learner()
+    learner.update.warnings = {0: WarningLevel.CRITICAL}
+    published, limits = learner.published_state, []
+    take = published.take
+
+    def watched(precision):
+        limits.append(learner.dispatcher.lag_limit_steps)
+        return take(precision)
+
+    published.take = watched
+    await learner.run()
+    assert limits == [1, 0, 0, 0]
+    assert [step.lag_limit_steps for step in read_metrics(tmp_path).steps] == [1, 0, 0]
+    told = [event.message for event in read_events(tmp_path) if event.kind == "Throttled"]
+    assert told == ["Lag limit 1 -> 0 versions: early warning critical (score 0.71) at step 1."]
+
+
+async def test_a_spec_that_ignores_critical_warnings_keeps_the_lag(make_learner, tmp_path):
+    learner = make_learner(health={"enabled": False})
+    learner.update.warnings = dict.fromkeys(range(3), WarningLevel.DEAD)
+    await learner.run()
+    assert {step.lag_limit_steps for step in read_metrics(tmp_path).steps} == {1}
+
+
+async def test_a_far_reward_is_an_event_with_its_worker_and_its_prompt(make_learner, tmp_path):
+    learner = make_learner()
+    finish = learner.update.finish
+
+    def finished(newest=()):
+        return replace(finish(newest), reward_limits=(-0.5, 0.5))  # all rewards are 1
+
+    learner.update.finish = finished
+    await learner.run(until_step=1)
+    (told,) = [event.message for event in read_events(tmp_path) if event.kind == "RewardsFar"]
+    assert told.startswith("step 1: 1 from worker w for prompt 0, ")
+
+
+async def test_a_learner_that_resumes_does_not_report_the_warning_of_its_checkpoint_again(
+    make_learner, tmp_path
+):
+    learner = make_learner()
+    for _ in range(9):
+        learner.update.health.observe_refusal([1.0])
+    level = learner.update.health.level
+    assert level.is_at_least(WarningLevel.CRITICAL)
+    learner.update.warnings = {0: level}
+    await learner.run(until_step=1)
+    later = make_learner()
+    later.update.warnings = {1: level}
+    later.training.resume()
+    await later.run()
+    told = [event.message for event in read_events(tmp_path) if event.kind == "CollapseWarning"]
+    assert told == ["step 1: critical (score 0.71)", "step 3: ok (score 0.00)"]
+
+
+BROKEN = Failure(cause=FailureCause.REWARD, exception_type="KeyError", message="'answer'")
+
+
+async def fail_every_lease(dispatcher):
+    """A worker whose environment never works."""
+    while dispatcher.phase is RunPhase.RUNNING:
+        held = work_request(held=dispatcher.policy_version, room=2)
+        for given in await dispatcher.lease(held, wait_s=0):
+            dispatcher.fail("w", given.lease_id, BROKEN)
+        await asyncio.sleep(0.001)
+
+
+async def test_a_run_whose_environment_never_works_fails_with_the_reason(make_learner, tmp_path):
+    learner = make_learner(failurePolicy={"maxFailuresInARow": 4})
+    working = asyncio.create_task(fail_every_lease(learner.dispatcher))
+    # How many more fail before the loop looks is up to the scheduler.
+    with pytest.raises(TooManyFailuresError, match=r"^\d+ generations in a row .*KeyError"):
+        await learner.training.run(drain_s=0)
+    working.cancel()
+    assert learner.dispatcher.failures.in_a_row >= 4
+    events = {event.kind: event.message for event in read_events(tmp_path)}
+    assert "KeyError: 'answer'" in events["GenerationFailed"]
+    assert "maxFailuresInARow" in events["Failed"]
+    assert not (tmp_path / "checkpoints").exists()
+
+
+async def test_the_steps_taken_before_an_environment_broke_are_saved(make_learner, tmp_path):
+    tolerance = {"maxFailuresInARow": 4, "failureToleranceSeconds": 1}
+    learner = make_learner(failurePolicy=tolerance, steps=100)
+    training = asyncio.create_task(learner.training.run(drain_s=0))
+    working = asyncio.create_task(learner._work(None, serves_evaluations=True))
+    while learner.dispatcher.policy_version < 2:
+        await asyncio.sleep(0.001)
+    working.cancel()
+    for lease in learner.dispatcher.ledger.leases.all():
+        learner.dispatcher.fail("w", lease.lease_id, BROKEN)
+    for _ in range(4):
+        learner.dispatcher.fail("w", "train-now-0", BROKEN)
+    learner.clock.advance(1.0)
+    learner.dispatcher.notify()
+    with pytest.raises(TooManyFailuresError):
+        await training
+    step = learner.dispatcher.policy_version
+    again = make_learner(failurePolicy=tolerance, steps=100)
+    assert again.training.resume() == step >= 2
+    # A run that has steps had responses: it is not judged as one that never worked.
+    for _ in range(4):
+        again.dispatcher.fail("w", "train-now-0", BROKEN)
+    again.dispatcher.failures.check()
