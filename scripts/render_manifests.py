@@ -1,9 +1,9 @@
 """Write the chart's definition and the files of ``deploy/``; with ``--check`` only compare.
 
-The files of ``deploy/`` are the way to install without Helm: ``crds.yaml`` holds the definition of
-VCPORun, ``vcpo.yaml`` the operator in the namespace ``vcpo-system``, which it also creates. The
-definition has a file of its own because deleting it deletes every run:
-``kubectl delete -f deploy/vcpo.yaml`` must remove the operator and no run. Left out is what only
+Without Helm one applies the definition of VCPORun, a file of the chart, and ``deploy/vcpo.yaml``: the
+operator in the namespace ``vcpo-system``, which it also creates. The definition has a file of its
+own because deleting it deletes every run: ``kubectl delete -f deploy/vcpo.yaml`` must remove the
+operator and no run. Left out is what only
 Helm understands: its labels, its test pod, and the annotation that keeps them on uninstall.
 """
 
@@ -24,7 +24,7 @@ from vcpo_operator.crd import run_crd, to_yaml
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 CHART: Final = ROOT / "charts" / "vcpo"
-DEFINITIONS: Final = ROOT / "deploy" / "crds.yaml"
+DEFINITION: Final = CHART / "files" / "run.crd.yaml"
 MANIFESTS: Final = ROOT / "deploy" / "vcpo.yaml"
 
 POD_TEMPLATE: Final = ROOT / "operator" / "vcpo_operator" / "crd" / "pod_template.json"
@@ -44,14 +44,9 @@ _CHOICES: Final = {
 }
 """Choices of fields, which Kubernetes' published schema does not have; empty is the default."""
 
-_DEFINITIONS_HEADER = """\
-# The definition of VCPORun. Generated: python scripts/render_manifests.py
-#   kubectl apply --server-side --force-conflicts -f deploy/crds.yaml
-# Deleting it deletes every run of the cluster.
-"""
 _HEADER = """\
 # The VCPO operator with the chart's defaults. Generated: python scripts/render_manifests.py
-#   kubectl apply --server-side --force-conflicts -f deploy/crds.yaml -f deploy/vcpo.yaml
+#   kubectl apply --server-side --force-conflicts -f charts/vcpo/files/run.crd.yaml -f deploy/vcpo.yaml
 # Deleting these objects removes the operator and its namespace; runs in other namespaces go on.
 """
 _NAMESPACE = """\
@@ -120,24 +115,17 @@ def _fields(node: dict[str, Any], definitions: dict[str, Any], levels: int) -> A
 
 def chart_definition() -> dict[Path, str]:
     """Text of the definition as the chart holds it."""
-    return {CHART / "files" / "run.crd.yaml": to_yaml(run_crd())}
+    return {DEFINITION: to_yaml(run_crd())}
 
 
 def rendered_files() -> dict[Path, str]:
-    """Text of the files of ``deploy/``, objects in the order to make them in."""
+    """Text of ``deploy/vcpo.yaml``, objects in the order to make them in."""
     by_kind: dict[str, list[str]] = {kind: [] for kind in _KIND_ORDER}
     for text in (_NAMESPACE, *rendered_documents()):
         by_kind[YAML(typ="safe").load(text)["kind"]].append(_HELM_LABEL.sub("", text))
-    definitions = by_kind.pop("CustomResourceDefinition")
-    others = [text for texts in by_kind.values() for text in texts]
-    return {
-        DEFINITIONS: _DEFINITIONS_HEADER + _join_documents(definitions),
-        MANIFESTS: _HEADER + _join_documents(others),
-    }
-
-
-def _join_documents(documents: list[str]) -> str:
-    return "".join(f"---\n{document}\n" for document in documents)
+    del by_kind["CustomResourceDefinition"]
+    documents = [text for texts in by_kind.values() for text in texts]
+    return {MANIFESTS: _HEADER + "".join(f"---\n{document}\n" for document in documents)}
 
 
 def main() -> int:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import pytest
 from ruamel.yaml import YAML
 
-from scripts.render_manifests import DEFINITIONS, MANIFESTS, rendered_files
+from scripts.render_manifests import DEFINITION, MANIFESTS, chart_definition, rendered_files
 from tests.fixtures.chart.rendering import Manifest, render
 
 FILES: dict[str, list[Manifest]] = {
-    path.name: list(YAML(typ="safe").load_all(path.read_text()))
-    for path in (DEFINITIONS, MANIFESTS)
+    path.name: list(YAML(typ="safe").load_all(path.read_text())) for path in (DEFINITION, MANIFESTS)
 }
 DOCUMENTS = FILES["vcpo.yaml"]
 
@@ -19,14 +18,14 @@ def identity(manifest: Manifest) -> tuple[str, str]:
     return manifest["kind"], manifest["metadata"]["name"]
 
 
-@pytest.mark.parametrize(("path", "text"), rendered_files().items())
+@pytest.mark.parametrize(("path", "text"), [*rendered_files().items(), *chart_definition().items()])
 def test_a_committed_file_is_what_the_chart_renders(path, text):
     assert path.read_text() == text, f"{path.name} is stale; cure: scripts/render_manifests.py"
 
 
 def test_the_definitions_alone_are_in_a_file_of_their_own():
     kind = "CustomResourceDefinition"
-    assert [each["kind"] for each in FILES["crds.yaml"]] == [kind]
+    assert [each["kind"] for each in FILES["run.crd.yaml"]] == [kind]
     assert kind not in {each["kind"] for each in DOCUMENTS}
 
 
@@ -43,6 +42,6 @@ def test_the_namespace_comes_first_and_enforces_the_restricted_profile():
 
 
 def test_nothing_in_them_claims_to_be_helms():
-    text = MANIFESTS.read_text() + DEFINITIONS.read_text()
+    text = MANIFESTS.read_text() + DEFINITION.read_text()
     assert "helm.sh" not in text
     assert "managed-by: Helm" not in text
