@@ -46,7 +46,8 @@ _CHOICES: Final = {
 
 _HEADER = """\
 # The VCPO operator with the chart's defaults. Generated: python scripts/render_manifests.py
-#   kubectl apply --server-side --force-conflicts -f charts/vcpo/files/run.crd.yaml -f deploy/vcpo.yaml
+#   kubectl apply --server-side --force-conflicts -f charts/vcpo/files/run.crd.yaml
+#   kubectl apply --server-side --force-conflicts -f deploy/vcpo.yaml
 # Deleting these objects removes the operator and its namespace; runs in other namespaces go on.
 """
 _NAMESPACE = """\
