@@ -1,9 +1,9 @@
 """Write the chart's definition and the files of ``deploy/``; with ``--check`` only compare.
 
-Without Helm one applies the definition of VCPORun, a file of the chart, and ``deploy/vcpo.yaml``: the
-operator in the namespace ``vcpo-system``, which it also creates. The definition has a file of its
-own because deleting it deletes every run: ``kubectl delete -f deploy/vcpo.yaml`` must remove the
-operator and no run. Left out is what only
+Without Helm one applies the definition of VCPORun, a file of the chart, and ``deploy/vcpo.yaml``:
+the operator in the namespace ``vcpo-system``, which it also creates. The definition has a file of
+its own because deleting it deletes every run: ``kubectl delete -f deploy/vcpo.yaml`` must remove
+the operator and no run. Left out is what only
 Helm understands: its labels, its test pod, and the annotation that keeps them on uninstall.
 """
 
