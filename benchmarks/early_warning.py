@@ -66,12 +66,10 @@ class Judged:
 
     @property
     def is_warned(self) -> bool:
-        """Whether it is critical, before its collapse if it has one."""
         return self.alarm is not None and (self.collapse is None or self.alarm < self.collapse)
 
     @property
     def lead_steps(self) -> int:
-        """Steps from the alarm to the collapse; 0 without one of them."""
         return 0 if self.alarm is None or self.collapse is None else self.collapse - self.alarm
 
 

@@ -92,13 +92,11 @@ class QuietLearner(control_pb2_grpc.ControlServiceServicer):
     async def SetThrottle(  # noqa: N802 - named by the contract
         self, request: control_pb2.SetThrottleRequest, context: Any
     ) -> control_pb2.SetThrottleResponse:
-        """Accept any bound."""
         return control_pb2.SetThrottleResponse(lag_limit_steps=request.lag_limit_steps)
 
     async def Drain(  # noqa: N802 - named by the contract
         self, request: control_pb2.DrainRequest, context: Any
     ) -> control_pb2.DrainResponse:
-        """Not used here."""
         return control_pb2.DrainResponse()
 
 
@@ -108,7 +106,6 @@ class OneAddress(ClusterNetwork):
     address: tuple[str, int] = ("127.0.0.1", 0)
 
     async def resolve(self, host: str, port: int, caller_namespace: str) -> tuple[str, int]:
-        """Return the one address."""
         return self.address
 
 
@@ -148,11 +145,9 @@ class MeasuredOperator:
     operator_pid: int
 
     def calls(self) -> int:
-        """Return the operator's requests since the last reset, without watches."""
         return sum(each.verb != "watch" for each in self._of_operator())
 
     def writes(self) -> int:
-        """Return the requests that may change an object."""
         return sum(each.verb in WRITES for each in self._of_operator())
 
     def rss_mb(self) -> float:

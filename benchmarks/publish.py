@@ -78,7 +78,6 @@ class HostMemory:
         self._held_bytes = _status_bytes("VmRSS")
 
     def peak_bytes(self) -> int:
-        """Return the growth."""
         return _status_bytes("VmHWM") - self._held_bytes
 
 
@@ -117,12 +116,10 @@ class Learner:
         return policy
 
     def close(self) -> None:
-        """Remove the files."""
         assert self.folder.served_root is not None
         shutil.rmtree(self.folder.served_root)
 
     def file_bytes(self) -> int:
-        """Return the size of all files."""
         return sum(each.stat().st_size for each in Path(self.folder.url).iterdir())
 
     @torch.no_grad()

@@ -51,7 +51,6 @@ class Model:
 
     @property
     def gigabytes(self) -> float:
-        """Size of a version in bfloat16, GB."""
         return 2 * self.parameters / 1e9
 
     def worker_tokens_per_s(self) -> float:
@@ -61,7 +60,6 @@ class Model:
         return RUNNING / token_s
 
     def learner_tokens_per_s(self) -> float:
-        """Return what the learner's GPUs train on."""
         return self.learner_gpus * FLOPS / (8 * self.parameters)
 
     def rereading_s(self, context_tokens: int = CONTEXT_TOKENS) -> float:

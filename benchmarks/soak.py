@@ -225,7 +225,6 @@ class Stream:
             tasks.create_task(self._generate(begun_s, duration_s))
 
     async def _update(self) -> None:
-        """Wait for each version and fetch it."""
         while True:
             self.held = await self._fetch(self.held)
 

@@ -69,7 +69,6 @@ class _Study:
         return self.document.spec
 
     def records(self, cells: Iterable[Cell]) -> list[CellRecord]:
-        """Return the records of those cells that have been run."""
         return [record for record in map(self.store.load, cells) if record is not None]
 
     def cells(self) -> list[Cell]:
@@ -80,11 +79,9 @@ class _Study:
         return list({cell.name: cell for cell in cells}.values())
 
     def missing(self, cells: Iterable[Cell]) -> list[Cell]:
-        """Return the cells that have not been run."""
         return [cell for cell in cells if not self.store.holds(cell)]
 
     def synchronous_rates(self) -> Mapping[str, float]:
-        """Return the rate of each method that the finished tuning cells decide."""
         tuned = tuning(self.spec, cell_frame(self.records(tuning_cells(self.spec))))
         return {} if tuned is None else tuned.rates
 

@@ -145,6 +145,5 @@ def _groups(values: Sequence[float]) -> list[Sequence[float]]:
 
 
 def _shares(values: Sequence[float]) -> list[float]:
-    """Return the parts of a sum that its terms have; equal ones if all terms are 0."""
     total = math.fsum(values)
     return [value / total if total else 1.0 / len(values) for value in values]

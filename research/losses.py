@@ -114,6 +114,5 @@ def grpo_sequence_tis(
 
 
 def _kept(values: Tensor, is_kept: Tensor) -> TokenCoefficients:
-    """Return coefficients that are 0 where a token is not kept, also of a weight that is none."""
     masked_share = float((~is_kept).double().mean())
     return TokenCoefficients(values=values.masked_fill(~is_kept, 0.0), masked_share=masked_share)

@@ -25,7 +25,6 @@ class StudyProgress:
 
     @property
     def num_left(self) -> int:
-        """Number of cells that have not ended."""
         return self._total - self._kept - self._ended
 
     def outcome_line(self, outcome: Outcome) -> str:
@@ -42,10 +41,8 @@ class StudyProgress:
         return line if outcome.error is None else f"{line} FAILED\n{outcome.error.rstrip()}"
 
     def closing_line(self) -> str:
-        """Return the line after the last cell when time is up."""
         return f"{self._phase}: time is up, {self.num_left} cells left; the same command continues"
 
     def opening_line(self) -> str:
-        """Return the line before the first cell."""
         kept = f", {self._kept} of them finished before" if self._kept else ""
         return f"{self._phase}: {self._total} cells{kept}, {self._jobs} at a time"

@@ -248,7 +248,6 @@ def _paired(gains: pd.Series) -> dict[str, float]:
 
 
 def _crossing(rates: Any, curve: pd.Series, before: int, target: float) -> float:
-    """Return where the line through a point and the next one meets the target."""
     one, other = curve.iloc[before], curve.iloc[before + 1]
     share = (target - one) / (other - one)
     return float(rates[before] + share * (rates[before + 1] - rates[before]))

@@ -91,7 +91,6 @@ class StudyMethod(Section):
 
     @property
     def label(self) -> str:
-        """Name in tables and figures."""
         return self.title or self.name
 
 
@@ -169,12 +168,10 @@ class _SeededPart(Section):
 
     @property
     def all_seeds(self) -> tuple[int, ...]:
-        """Seeds of any cell, each once, in the order of the file."""
         more = (seed for each in self.more_seeds for seed in each.seeds)
         return tuple(dict.fromkeys((*self.seeds, *more)))
 
     def has_seed(self, method: str, lag: int, seed: int) -> bool:
-        """Return whether the part has a seed for a method at a lag."""
         has_more = any(more.has_seed(method, lag, seed) for more in self.more_seeds)
         return lag in self.lags and (seed in self.seeds or has_more)
 
@@ -318,7 +315,6 @@ class StudySpec(_SeededPart):
 
     @property
     def tuning_seeds(self) -> tuple[int, ...]:
-        """Seeds of the tuning; none of a condition."""
         return () if self.tuning is None else self.tuning.seeds
 
     def plane_has_seed(self, method: str, lag: int, seed: int) -> bool:

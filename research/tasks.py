@@ -73,5 +73,4 @@ class CopyDigits:
         return Prompt(text=f"copy {digits}=", answer=digits)
 
     def reward(self, prompt: Prompt, response: str) -> float:
-        """Return 1.0 if the response is the prompt's digits, else 0.0."""
         return float(response.strip() == prompt.answer)

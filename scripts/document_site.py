@@ -34,7 +34,6 @@ class _Count(logging.Handler):
         self.lines: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep a warning."""
         self.lines.append(record.getMessage())
 
 

@@ -105,7 +105,6 @@ def _section_in(field: _Node, schema: _Node) -> tuple[_Node | None, str]:
 
 
 def _follow_reference(node: _Node, schema: _Node) -> _Node:
-    """Return a node with its reference followed; what stands beside the reference goes before."""
     name = str(node.get("$ref", "")).removeprefix("#/$defs/")
     return {**schema["$defs"][name], **node} if name else node
 

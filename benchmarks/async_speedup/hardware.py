@@ -37,7 +37,6 @@ class Hardware:
         )
 
     def longest_s(self, responses: int) -> float:
-        """Return the expected time of the longest of some responses generated side by side."""
         return self.lengths.expected_longest(responses) * self.decoding_step_s
 
     def synchronous_step_s(self) -> float:

@@ -58,11 +58,9 @@ class Part:
 
     @property
     def name(self) -> str:
-        """Name of the part: that of its function."""
         return self.place.partition(":")[2]
 
     def limit(self, setting: Setting) -> float | None:
-        """Return the seconds that the part may take; None if it is left out."""
         found = self.quick_limit_s if setting.is_quick else self.limit_s
         return found if found is None or setting.is_gpu else _CPU_TIMES * found
 

@@ -51,7 +51,6 @@ def publishing(setting: Setting) -> Figures:
 
 @torch.no_grad()
 def _change(model: nn.Module) -> None:
-    """Move a share of the elements by far more than their rounding."""
     for parameter in model.parameters():
         chosen = torch.rand_like(parameter) < _CHANGED_SHARE
         parameter.add_(chosen * 0.1)

@@ -23,5 +23,4 @@ class RandomTask:
         return Prompt(text=" ".join(words), answer="")
 
     def reward(self, prompt: Prompt, response: str) -> float:
-        """Return a number that looks random."""
         return crc32(response.encode()) / 2**32

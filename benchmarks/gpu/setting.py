@@ -26,25 +26,20 @@ class Setting:
 
     @property
     def is_gpu(self) -> bool:
-        """Whether the device is a GPU."""
         return self.device.type == "cuda"
 
     @property
     def dtype(self) -> torch.dtype:
-        """In which models compute here: a CPU is slow in bfloat16."""
         return torch.bfloat16 if self.is_gpu else torch.float32
 
     @property
     def precision(self) -> str:
-        """The same as `learner.precision` names it."""
         return "bfloat16" if self.is_gpu else "float32"
 
     def choose(self, full: _T, tiny: _T) -> _T:
-        """Return the first at full size, the second in a test."""
         return tiny if self.is_tiny else full
 
     def wait(self) -> None:
-        """Wait until the device has done everything."""
         if self.is_gpu:
             torch.cuda.synchronize(self.device)
 

@@ -87,7 +87,6 @@ def _run(setting: Setting, engine: str, limit_s: float) -> Figures:
 
 
 def _end_of(text: str) -> list[str]:
-    """Return the last lines of a text that are not a table's."""
     lines = [line for line in text.splitlines() if line and line[0] not in "┌├│└"]
     return lines[-_LINES_OF_A_FAILURE:]
 

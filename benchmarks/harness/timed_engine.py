@@ -140,7 +140,6 @@ class TimedEngine:
         )
 
     async def swap_weights(self, weights: PolicyWeights) -> int:
-        """Use a version from the next step on."""
         self.policy_version = weights.policy_version
         return len(self._responses)
 

@@ -122,7 +122,6 @@ def _has_list(index: Any) -> bool:
 
 
 def _has_mask(name: str, args: tuple[Any, ...]) -> bool:
-    """Whether an operation picks elements by truth values."""
     if not name.startswith(("aten.index.Tensor", "aten.index_put")):
         return False
     return any(each is not None and each.dtype is torch.bool for each in args[1])
@@ -209,7 +208,6 @@ class Side:
         self.step()
 
     def step(self) -> None:
-        """Take a step."""
         self._update.step(self._groups, policy_version=0)
 
     def host_cpu_s(self) -> float:

@@ -65,7 +65,6 @@ class ConstantModel(nn.Module):
         self.logits = nn.Parameter(torch.zeros(vocabulary))
 
     def forward(self, input_ids: Tensor, **_: Any) -> SimpleNamespace:
-        """Return logits [batch, width, vocabulary]."""
         return SimpleNamespace(logits=self.logits.expand(*input_ids.shape, -1))
 
 
@@ -165,14 +164,12 @@ def parse_size(name: str) -> tuple[int, int]:
 
 
 def _token_bytes(count: int, vocabulary: int, generator: torch.Generator) -> bytes:
-    """Token ids, of those that CPython does not share if the vocabulary has any."""
     first = SHARED_TOKENS if vocabulary > SHARED_TOKENS else 0
     ids = torch.randint(first, vocabulary, (count,), generator=generator, dtype=torch.int32)
     return ids.numpy().tobytes()
 
 
 def _logprob_bytes(count: int, vocabulary: int, generator: torch.Generator) -> bytes:
-    """Log-probabilities near those of the model, float32."""
     noise = 0.01 * torch.randn(count, generator=generator)
     return (noise - math.log(vocabulary)).numpy().tobytes()
 

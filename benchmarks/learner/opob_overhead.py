@@ -62,7 +62,6 @@ class Size:
 
     @property
     def is_long(self) -> bool:
-        """Whether one step takes seconds."""
         return self.sequence > LONG_TOKENS
 
 

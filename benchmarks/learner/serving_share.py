@@ -83,7 +83,6 @@ class Step(NamedTuple):
 
     @property
     def blocked_s(self) -> float:
-        """In which the thread waited for something else."""
         return self.wall_s - self.cpu_s - self.queued_s
 
 
@@ -98,7 +97,6 @@ class Stepping:
         threading.Thread(target=self._run, daemon=True).start()
 
     def take(self) -> list[Step]:
-        """Return the steps since the last time."""
         found, self._steps = self._steps, []
         return found
 
@@ -117,7 +115,6 @@ class Stepping:
 
 
 def _scheduled_s() -> tuple[float, float]:
-    """Return how long this thread has run, and has waited for a core, in seconds."""
     ran, waited = Path("/proc/thread-self/schedstat").read_text(encoding="ascii").split()[:2]
     return int(ran) / 1e9, int(waited) / 1e9
 
@@ -214,12 +211,10 @@ async def measure(
 
 
 def _accepted(streams: Sequence[PacedStream]) -> int:
-    """Return the responses that the learner accepted."""
     return sum(sum(each.accepted) for each in streams)
 
 
 async def _asked(connection: Connection) -> tuple[float, list[Step]]:
-    """Ask the learner what it measured since the last time."""
     connection.send(None)
     answer: tuple[float, list[Step]] = await asyncio.to_thread(connection.recv)
     return answer

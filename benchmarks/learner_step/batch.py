@@ -37,12 +37,10 @@ class Size:
 
     @property
     def prompt_tokens(self) -> int:
-        """Tokens of each prompt."""
         return self.tokens // 4 if self.folder is None else self.tokens - PRETRAINED_RESPONSE
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the batch, prompts included."""
         return self.tokens * self.trajectories * self.num_groups
 
 

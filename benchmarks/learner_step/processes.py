@@ -43,12 +43,10 @@ class SideProcess:
         self._process.join()
 
     def step(self) -> float:
-        """Take a step; return its CPU seconds."""
         self._connection.send("step")
         return self._answer()
 
     def peak_bytes(self) -> int:
-        """Return by how much the process's resident set has grown at most."""
         self._connection.send("peak")
         return int(self._answer())
 

@@ -41,7 +41,6 @@ class Side(StrEnum):
 
     @property
     def is_installed(self) -> bool:
-        """Whether this interpreter can run it."""
         return self is not Side.TRL or importlib.util.find_spec("trl") is not None
 
 

@@ -118,7 +118,6 @@ def _cell(column: Column, folder: Path, ask: Callable[[], float]) -> Cell:
 
 
 def _general(message: str, folder: Path) -> str:
-    """A message without what differs from family to family, so that equal reasons are one."""
     text = textwrap.shorten(message.replace(str(folder), "MODEL"), 600, placeholder=" ...")
     text = re.sub(r"\b\w+(ForCausalLM|LMHeadModel)\b", "the model", text)
     return re.sub(r"\ba \S+ model with", "a model with", text)

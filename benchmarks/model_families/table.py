@@ -91,11 +91,9 @@ class Table:
     rows: Mapping[str, Row] = field(default_factory=dict)
 
     def cell(self, family: str, column: str) -> Cell:
-        """Return a cell."""
         return self.rows.get(family, {}).get(column, NOT_RUN)
 
     def families(self, verdict: Verdict) -> list[str]:
-        """Return the families whose rows say so."""
         return [name for name, row in self.rows.items() if judge_row(row) is verdict]
 
 

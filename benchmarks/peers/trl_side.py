@@ -29,7 +29,6 @@ class StepLines(TrainerCallback):
         self._newest = 0.0, 0.0
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Read the clocks; what a step logs comes after."""
         self._newest = time.monotonic(), time.process_time()
         self._first = self._first or self._newest
 
@@ -106,7 +105,6 @@ def _settings(training: Training, num_steps: int, seed: int, folder: str) -> GRP
 
 
 def _asked(prompt: Prompt, *, is_chat: bool) -> str | list[dict[str, str]]:
-    """Return a prompt as TRL takes it: a text, or a conversation for the chat template."""
     return [{"role": "user", "content": prompt.text}] if is_chat else prompt.text
 
 

@@ -50,12 +50,10 @@ class TimedPauses:
         return getattr(self._llm, name)
 
     async def pause_generation(self, **options: Any) -> None:
-        """As vLLM's."""
         self._paused_s = time.perf_counter()
         await self._llm.pause_generation(**options)
 
     async def resume_generation(self) -> None:
-        """As vLLM's."""
         await self._llm.resume_generation()
         self.pauses_s.append(time.perf_counter() - self._paused_s)
 

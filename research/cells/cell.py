@@ -62,7 +62,6 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """Name of the cell's file, unique in the study."""
         return f"{self.method}-k{self.lag}-lr{self.learning_rate:g}-s{self.seed}"
 
     @property

@@ -52,17 +52,14 @@ class LockstepEngine:
 
     @property
     def end_token_ids(self) -> frozenset[int]:
-        """Tokens that end a response."""
         return self._end_token_ids
 
     @property
     def stop_strings(self) -> StopStrings | None:
-        """Strings that end a response; None if only end tokens do."""
         return self._stop_strings
 
     @property
     def num_waiting(self) -> int:
-        """Number of callers that wait for a turn."""
         return len(self._callers)
 
     async def generate(

@@ -135,7 +135,6 @@ class Experiment:
         return updates, evaluations
 
     def publish(self) -> None:
-        """Keep the parameters as the next version."""
         self._versions.add(policy_tensors(self._model))
 
     def sample(self, version: int) -> list[list[Trajectory]]:
@@ -153,7 +152,6 @@ class Experiment:
         return [groups[place] for place in range(len(prompts))]
 
     def _prompts(self, version: int) -> list[TaskPrompt]:
-        """Return the prompts of the step that a version takes."""
         number = self._spec.batch.prompts_per_step
         indices = range(version * number, (version + 1) * number)
         return self._sampler.prompts(self._training_task, Split.TRAIN, indices)

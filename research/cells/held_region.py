@@ -23,7 +23,6 @@ class HeldRegion(TrustRegion):
 
     @classmethod
     def of(cls, region: TrustRegion, held_at_step: int) -> Self:
-        """Return a region that becomes a held one after a step."""
         observed = {each.name: getattr(region, each.name) for each in fields(TrustRegion)}
         return cls(held_at_step=held_at_step, **observed)
 
@@ -47,7 +46,6 @@ class HeldRegion(TrustRegion):
         return TrustRegion.largest_rate(self, base_rate)
 
     def step(self, rate: float, bound: float | None = None) -> Self:
-        """Return the region after a step."""
         return replace(TrustRegion.step(self, rate, bound), steps=self.steps + 1)
 
     @property

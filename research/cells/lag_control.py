@@ -25,7 +25,6 @@ class LagControl:
 
     @property
     def lag_steps(self) -> int:
-        """The lag limit of the next batch, in policy versions."""
         return self._state.throttle.lag_limit_steps
 
     def observe(self, step: int, update: UpdateRecord) -> None:

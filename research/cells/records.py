@@ -250,7 +250,6 @@ def _line(content: object) -> str:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Write a file as a whole or not at all."""
     partial = path.with_suffix(".partial")
     partial.write_bytes(content)
     partial.replace(path)

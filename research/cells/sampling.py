@@ -66,7 +66,6 @@ class Relay:
 
     @property
     def by_num_tokens(self) -> Mapping[int, Version]:
-        """Each version by the number of tokens after which it takes over."""
         return {at * self.tokens_per_version: each for at, each in enumerate(self.versions, 1)}
 
 

@@ -24,13 +24,11 @@ class Versions:
         self._held: deque[Version] = deque(maxlen=lag + 1)
 
     def add(self, weights: Mapping[str, Tensor]) -> None:
-        """Add the next version; versions are numbered from 0."""
         number = self._held[-1].number + 1 if self._held else 0
         self._held.append(Version(number=number, weights=weights))
 
     @property
     def newest(self) -> Version:
-        """The target policy, which is trained."""
         return self._held[-1]
 
     def since(self, lag: int) -> list[Version]:

@@ -283,7 +283,6 @@ class _Calls:
             self._blame(what)
 
     def refuse(self, what: str) -> NoReturn:
-        """Raise an error about a method; `what` begins with its name."""
         self._blame(f"{self.owner}{what}")
 
     def _blame(self, what: str) -> NoReturn:

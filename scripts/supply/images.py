@@ -31,12 +31,10 @@ class Image:
 
     @property
     def dockerfile(self) -> Path:
-        """File that it is built by."""
         return ROOT / self.folder / "Dockerfile"
 
     @property
     def lock(self) -> Path:
-        """File with the packages that the image installs."""
         return LOCKS / f"{self.name}.txt"
 
 

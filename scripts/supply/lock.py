@@ -35,7 +35,6 @@ class LockedPackage:
 
     @property
     def public_version(self) -> str:
-        """The version without its local part: 2.13.0 of 2.13.0+cpu."""
         return Version(self.version).public
 
 

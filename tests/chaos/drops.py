@@ -91,17 +91,14 @@ def _is_incomplete(drop: Drop, facts: Facts, _: Terms) -> bool:
 
 
 def _has_failed(drop: Drop, facts: Facts, _: Terms) -> bool:
-    """The worker said so."""
     return any(lease_of(each) in facts.failed for each in drop.ids)
 
 
 def _is_late(drop: Drop, facts: Facts, terms: Terms) -> bool:
-    """The oldest token would be too old at the turn of the group, or in the very next batch."""
     return _lag_at_turn(drop, facts, terms.max_policy_lag_steps, terms) > terms.max_policy_lag_steps
 
 
 def _is_throttled(drop: Drop, facts: Facts, terms: Terms) -> bool:
-    """A tighter limit was in force, and the oldest token would be beyond it at its turn."""
     if drop.limit is None or not 0 <= drop.limit < terms.max_policy_lag_steps:
         return False
     return _lag_at_turn(drop, facts, drop.limit, terms) > drop.limit
@@ -129,18 +126,15 @@ def _oldest(each: str, facts: Facts) -> int:
 
 
 def _breaks_updates(drop: Drop, facts: Facts, _: Terms) -> bool:
-    """An update raised an error on its batch."""
     return any(each in facts.broken for each in drop.ids)
 
 
 def _is_of_a_worker_set_aside(drop: Drop, facts: Facts, _: Terms) -> bool:
-    """The learner took its worker out of the run."""
     leases = [facts.granted.get(lease_of(each)) for each in drop.ids]
     return any(each is not None and each.worker in facts.set_aside for each in leases)
 
 
 def _is_of_given_up_weights(drop: Drop, facts: Facts, _: Terms) -> bool:
-    """A version sampled it that is older than the roll back."""
     return any(_oldest(each, facts) < drop.step for each in drop.ids)
 
 

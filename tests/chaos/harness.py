@@ -131,7 +131,6 @@ class Chaos:
         _say("the run works")
 
     async def settle(self) -> None:
-        """Wait until the run goes on after the last fault."""
         if not await self.run.progress():
             self.hangs.append("at the end")
 
@@ -160,7 +159,6 @@ class Chaos:
         self.steps.look([each.witness for each in self.run.lives], self._recent.get)
 
     def check(self) -> None:
-        """Compute again what came since the last time: labels, and a step."""
         self.check_labels()
         self.check_steps()
 

@@ -30,7 +30,6 @@ class LabelCheck:
         self._model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model)).eval()
 
     def wrong_labels(self, messages: Iterable[work_pb2.Trajectory]) -> list[str]:
-        """Ids of the responses with a token that no weights of its label would give so."""
         return [each.trajectory_id for each in messages if not self._is_right(each)]
 
     def forget_old(self) -> None:

@@ -88,21 +88,17 @@ class Service:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it has not ended."""
         return self.process.poll() is None
 
     @property
     def ready(self) -> Ready | None:
-        """Its ports; None before it serves."""
         return read_ready(self.ready_file)
 
     def send(self, number: signal.Signals) -> None:
-        """Send a signal, if it has not ended."""
         if self.is_alive:
             self.process.send_signal(number)
 
     async def ended(self, timeout_s: float) -> int | None:
-        """Its exit status, or minus the signal that killed it; None if it runs on."""
         await holds(lambda: not self.is_alive, timeout_s)
         return self.process.poll()
 
@@ -162,22 +158,18 @@ class LiveRun:
 
     @property
     def learner(self) -> Service:
-        """The newest learner, alive or not."""
         return self.lives[-1]
 
     @property
     def services(self) -> list[Service]:
-        """The processes that have not ended."""
         return [each for each in (*self.lives, *self.workers) if each.is_alive]
 
     @property
     def living_workers(self) -> list[Service]:
-        """The workers that have not ended."""
         return [each for each in self.workers if each.is_alive]
 
     @property
     def payloads(self) -> Path:
-        """Folder of the published weights."""
         return self.folder / "payloads"
 
     def newest_version(self) -> int:
@@ -214,7 +206,6 @@ class LiveRun:
         return await holds(lambda: said() > before, timeout_s)
 
     def _sign_of_life(self) -> Hashable:
-        """Changes when a process starts or serves, and when a step is taken, or taken again."""
         serving = [each.name for each in self.services if each.ready is not None]
         return len(self.lives), len(self.workers), tuple(serving), self.newest_version()
 
@@ -249,16 +240,13 @@ class LiveRun:
 
     @property
     def has_given_up(self) -> bool:
-        """Whether the last learners all said that they cannot start; their logs say why."""
         last = [each.process.poll() for each in self.lives[-_HOPELESS:]]
         return last == [CANNOT_START] * _HOPELESS
 
     def mark(self) -> Mapping[Path, int]:
-        """How long each log is now."""
         return {path: path.stat().st_size for path in (self.folder / "logs").iterdir()}
 
     def is_told(self, since: Mapping[Path, int], pattern: str) -> bool:
-        """Whether a process has logged a line that matches since a mark."""
         return bool(self.found(since, pattern))
 
     def found(self, since: Mapping[Path, int], pattern: str) -> list[str]:
@@ -272,11 +260,9 @@ class LiveRun:
         return found
 
     def has_resumed(self, life: int) -> bool:
-        """Whether a learner has the ledger of the one before."""
         return any(line["what"] == "resumed" for line in read_lines(self.lives[life].witness))
 
     async def told(self, since: Mapping[Path, int], pattern: str) -> bool:
-        """Wait until a process logs a line that matches; return False if none does in time."""
         return await holds(lambda: self.is_told(since, pattern), SIGN_S)
 
     @contextlib.contextmanager
@@ -313,7 +299,6 @@ class LiveRun:
         return left + [str(path) for path in Path("/dev/shm").glob(f"*{self.folder.name}*")]
 
     def lines(self) -> tuple[list[list[Line]], list[list[Line]]]:
-        """What the witnesses of all learners and of all workers said."""
         learners = [read_lines(each.witness) for each in self.lives]
         return learners, [read_lines(each.witness) for each in self.workers]
 
@@ -428,7 +413,6 @@ def last_lines(path: Path) -> list[Line]:
 
 
 def _is_open(port: int) -> bool:
-    """Whether somebody listens on a port of the loopback address."""
     with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=5.0):
         return True
     return False

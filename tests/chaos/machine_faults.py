@@ -360,7 +360,6 @@ def _checkpoints(run: LiveRun) -> list[Path]:
 
 
 def _damage(path: Path, draw: random.Random, part: slice = _ALL) -> None:
-    """Change a byte of a file, in one part of it."""
     data = bytearray(path.read_bytes())
     data[draw.choice(range(len(data))[part])] ^= 0x5A
     path.write_bytes(data)

@@ -69,7 +69,6 @@ class Silence:
             self.last, self._heard_s = sign, now_s
 
     def is_hang(self, now_s: float, *, is_starting: bool) -> bool:
-        """Whether it is too long."""
         too_long = now_s - self._heard_s > self.pace.limit_s(is_starting=is_starting)
         return too_long or now_s - self.since_s > LONGEST_S
 

@@ -51,7 +51,6 @@ class Disturbance:
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
     def concerns(self, direction: Direction) -> bool:
-        """Whether it disturbs this direction now."""
         return self.direction in (None, direction) and not self.over.is_set()
 
     async def pass_on(self, data: bytes) -> bytes:
@@ -84,7 +83,6 @@ class _Link:
     far: asyncio.StreamWriter
 
     def abort(self) -> None:
-        """End both at once, without a goodbye."""
         self.near.transport.abort()
         self.far.transport.abort()
 
@@ -114,7 +112,6 @@ class TcpProxy:
 
     @property
     def num_links(self) -> int:
-        """Number of connections that it carries."""
         return len(self._links)
 
     def cut(self) -> int:

@@ -76,11 +76,9 @@ class History:
     """Whether the life applies what the log has: an earlier one decided it, at its own time."""
 
     def begin_life(self, *, resumes: bool) -> None:
-        """Follow the next life."""
         self._is_redoing = resumes
 
     def end_life(self) -> None:
-        """Forget what held for a life alone."""
         self._limit = None
 
     def take(self, line: Line) -> None:
@@ -230,7 +228,6 @@ def digest_of_message(message: work_pb2.Trajectory) -> str:
 
 
 def _numbers(packed: bytes, form: str) -> list[Any]:
-    """Numbers of four bytes each, little-endian as on the wire."""
     return memoryview(packed).cast(form).tolist()
 
 
@@ -266,13 +263,11 @@ def _altered(history: History, submitted: Mapping[str, str]) -> set[str]:
 
 
 def _strange_weights(history: History, said: Iterable[Line]) -> set[str]:
-    """Versions that a worker sampled from and no learner published under that number."""
     used = {(line["version"], line["digest"]) for line in said if line["what"] == "swapped"}
     return {f"version {version}" for version, _ in used - history.published}
 
 
 def _named_twice(history: History) -> set[str]:
-    """Versions under whose number several sets of weights were published."""
     names = Counter(version for version, _ in history.published)
     return {f"version {version}" for version, number in names.items() if number > 1}
 

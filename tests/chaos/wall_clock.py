@@ -35,16 +35,13 @@ class WallClock:
 
     @property
     def offset_s(self) -> float:
-        """How far the clock is off."""
         return float(_FORM.unpack_from(self._content)[0])
 
     @property
     def num_readings(self) -> int:
-        """How often the process read it while it was off."""
         return int(_FORM.unpack_from(self._content)[1])
 
     def set_to(self, offset_s: float) -> None:
-        """Let the clock be off by so much; 0: right."""
         struct.pack_into("<d", self._content, 0, offset_s)
 
     def install(self) -> None:

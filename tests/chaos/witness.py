@@ -42,11 +42,9 @@ class Witness:
 
     @classmethod
     def from_environment(cls) -> Witness:
-        """The witness of this process, as the harness started it."""
         return cls(Path(os.environ[WITNESS_VARIABLE]), Path(os.environ[ORDER_VARIABLE]))
 
     def say(self, what: str, **fields: Any) -> None:
-        """Write one line, with the time, and with that of the clock that nobody sets."""
         line = {"what": what, "unix_s": time(), "monotonic_s": monotonic(), **fields}
         os.write(self._file, json.dumps(line).encode() + b"\n")
 

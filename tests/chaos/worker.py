@@ -36,7 +36,6 @@ class ScatteredReward(SortDigits):
     """
 
     def reward(self, prompt: Prompt, response: str) -> float:
-        """A number in [0, 1] that the texts give."""
         return xxhash.xxh3_64_intdigest(f"{prompt.text}|{response}".encode()) / 2**64
 
 

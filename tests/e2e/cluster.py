@@ -108,7 +108,6 @@ async def cluster(root: Path, images: Path | None = None) -> AsyncIterator[Clust
 
 
 def _image_roots(folder: Path) -> dict[str, ImageRoot]:
-    """Return the roots of the images for CPUs by the names by which pods ask for them."""
     kept = {"vcpo-operator": "operator", "vcpo-learner": "learner-cpu"}
     kept["vcpo-rollout"] = "rollout-cpu"
     return {image: ImageRoot.kept(folder, name) for image, name in kept.items()}
@@ -215,7 +214,6 @@ async def _edit_on_the_way(
 
 
 async def _until(condition: Callable[[], bool], seen: Sightings, changed: asyncio.Event) -> None:
-    """Wait until something is seen, or the run has ended."""
     while not condition() and not seen.has_ended():
         changed.clear()
         await changed.wait()
@@ -286,7 +284,6 @@ def _reason(status: dict[str, Any], kind: str) -> str:
 
 
 def _run_dir(here: Cluster) -> Path:
-    """The learner's directory on the only claim."""
     (metrics,) = (here.root / "claims").rglob("metrics.jsonl")
     return metrics.parent
 

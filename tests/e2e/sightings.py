@@ -61,7 +61,6 @@ class Sightings:
         self._see_wanted(spec["replicas"])
 
     def has_ended(self) -> bool:
-        """Whether the run says that it is over."""
         return bool({"Complete", "Failed"} & self.conditions.keys())
 
     def _see_lag(self, lag: int | None) -> None:

@@ -46,18 +46,14 @@ class User:
         self._client = client
 
     async def apply(self, body: JsonObject) -> None:
-        """Create an object."""
         await self._client.create(_COLLECTIONS[body["kind"]], body)
 
     async def edit(self, run: str, spec: Mapping[str, Any]) -> None:
-        """Change fields of a run's spec."""
         await self._client.merge_patch(f"{RUNS}/{run}", {"spec": spec})
 
     async def delete(self, run: str) -> None:
-        """Delete a run."""
         await self._client.delete(f"{RUNS}/{run}")
 
     async def events(self, run: str) -> list[JsonObject]:
-        """The events about a run."""
         listed = await self._client.get(f"/api/v1/namespaces/{NAMESPACE}/events")
         return [each for each in listed["items"] if each["involvedObject"]["name"] == run]

@@ -29,12 +29,10 @@ class FakeConnections(LearnerConnections):
         """Trajectories still in flight once a learner drains."""
 
     async def set_access(self, key: RunKey, access: LearnerAccess | None) -> None:
-        """Record the key, and whom the operator trusts."""
         if access is not None:
             self.steering_keys[key], self.trusts[key] = access.steering_key, access.trust
 
     async def fetch_signals(self, key: RunKey, *, period_s: float) -> RunSignals | None:
-        """Return the signals at once."""
         return self.signals
 
     async def send(self, key: RunKey, command: Throttle | Drain | ReleaseLeases) -> None:

@@ -45,7 +45,6 @@ _NODES = st.recursive(
 
 @cache
 def _fields() -> tuple[tuple[str, ...], ...]:
-    """The path of every field of a run that has a default, and of those above it."""
     return tuple(_paths(json.loads(parse_run(_rendered(_SHORTEST)).model_dump_json(by_alias=True))))
 
 
@@ -57,7 +56,6 @@ def _paths(document: Any) -> list[tuple[str, ...]]:
 
 
 def _rendered(document: _Document) -> str:
-    """The YAML of a document whose leaves are YAML."""
     if isinstance(document, str):
         return document
     return f"{{{', '.join(f'{name}: {_rendered(each)}' for name, each in document.items())}}}"

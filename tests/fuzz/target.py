@@ -25,7 +25,6 @@ class Target:
 
     @property
     def kept(self) -> list[Path]:
-        """Inputs that once failed, or that are hard to draw; every run checks them."""
         return sorted((CORPUS / self.name).glob("*"))
 
     def damaged_inputs(self) -> st.SearchStrategy[bytes]:

@@ -113,7 +113,6 @@ class Page:
         )
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """Send a command for this tab."""
         return self._browser.call(method, parameters, self._session)
 
     def ask(self, expression: str) -> Any:
@@ -125,11 +124,9 @@ class Page:
         return answer["result"].get("value")
 
     def words(self, selector: str) -> str:
-        """Return the visible text of an element, with single spaces."""
         return " ".join(self.ask(f"document.querySelector({selector!r}).innerText").split())
 
     def mouse(self, kind: str, x: float, y: float, **options: Any) -> None:
-        """Move, press or release the mouse."""
         self.call("Input.dispatchMouseEvent", type=f"mouse{kind}", x=x, y=y, **options)
 
     def drag(self, start: tuple[float, float], end: tuple[float, float], clicks: int = 1) -> None:

@@ -83,7 +83,6 @@ class LocalRun:
         wait_until(reached, f"step {step}", self)
 
     def finish(self) -> tuple[int, dict[str, Any]]:
-        """Wait for the end; the exit status and the summary on the last line."""
         output, _ = self.process.communicate(timeout=PATIENCE_S)
         return self.process.returncode, json.loads(output.splitlines()[-1])
 

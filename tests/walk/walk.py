@@ -102,7 +102,6 @@ def _limit(largest_file_bytes: int | None) -> None:
 
 
 def _wait_for_step(process: subprocess.Popen[str], folder: Path) -> None:
-    """Wait until a run has taken its first step, or ended."""
     metrics = folder / "runs" / "walk-001" / "metrics.jsonl"
     while process.poll() is None and not (metrics.exists() and '"step"' in metrics.read_text()):
         time.sleep(_POLL_S)

@@ -299,7 +299,6 @@ class Batch(Section):
 
     @property
     def trajectories(self) -> int:
-        """Trajectories consumed by one optimizer step (B of the paper)."""
         return self.prompts_per_step * self.trajectories_per_prompt
 
 

@@ -43,7 +43,6 @@ class FieldProblem:
     """The fault, and the cure."""
 
     def __str__(self) -> str:
-        """Return the problem as one line."""
         shown = f" (got {self.value})" if self.value else ""
         return f"{self.path}: {self.message}{shown}"
 
@@ -60,7 +59,6 @@ class SpecError(ValueError):
 
     @property
     def is_of_fields(self) -> bool:
-        """Whether the file can be read, and only fields of it are invalid."""
         return all(problem.path != FILE for problem in self.problems)
 
 

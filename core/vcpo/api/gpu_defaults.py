@@ -45,7 +45,6 @@ class GpuUse:
 
     @classmethod
     def of_machine(cls, spec: VCPORunSpec, *, has_gpus: bool, has_vllm: bool) -> Self:
-        """Return what one machine gives: GPUs to every process, or to none."""
         names = frozenset(group.name for group in spec.rollouts)
         return cls(learner=has_gpus, groups=names if has_gpus else frozenset(), has_vllm=has_vllm)
 
@@ -129,7 +128,6 @@ def asks_for_accelerators(resources: Mapping[str, Any]) -> bool:
 
 
 def _need(precision: Precision | None, engine: str = "") -> str:
-    """Return why a pod needs a GPU by itself, as a clause; empty if it does not."""
     if engine == EngineName.VLLM:
         return "its engine 'vllm' is for GPUs"
     return "its precision 'bfloat16' is for GPUs" if precision is Precision.BFLOAT16 else ""
@@ -146,7 +144,6 @@ def _engine(spec: VCPORunSpec, group: RolloutGroup, use: GpuUse) -> str:
 
 
 def _is_too_hot(spec: VCPORunSpec) -> bool:
-    """Return whether vLLM refuses a temperature of the run."""
     return max(spec.sampling.temperature, spec.evaluation.temperature) > MAX_VLLM_TEMPERATURE
 
 

@@ -108,17 +108,14 @@ class Learner(Section):
 
     @property
     def number_format(self) -> Precision:
-        """Number format of the passes; one that is unset is that of a CPU."""
         return self.precision or Precision.FLOAT32
 
     @property
     def ranks_per_replica(self) -> int:
-        """Processes of one pod, or of a local run."""
         return self.processes or self.gpus_per_replica or 1
 
     @property
     def ranks(self) -> int:
-        """Processes of all pods together, in a cluster."""
         return self.replicas * self.ranks_per_replica
 
     def prefers_one_pass(self, *, sums_groups: bool) -> bool:

@@ -64,5 +64,4 @@ class Optimizer(Section):
 
     @property
     def checkpoint_bytes_per_parameter(self) -> int:
-        """Size of a parameter in a checkpoint: itself in float32, and its moments, at most two."""
         return 12

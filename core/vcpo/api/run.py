@@ -157,7 +157,6 @@ class VCPORunSpec(Section):
 
     @property
     def mismatch_limit_nats(self) -> float:
-        """Largest mean gap of workers and learner, nats per token."""
         return self.learner.max_mismatch_nats or MISMATCH_LIMITS_NATS[self.mismatch_class]
 
     @property
@@ -189,7 +188,6 @@ class VCPORunSpec(Section):
 
     @property
     def workers_at_start(self) -> int:
-        """Rollout workers with which the run starts."""
         return sum(group.min_replicas for group in self.rollouts)
 
     @property
@@ -218,7 +216,6 @@ class VCPORunSpec(Section):
 
     @property
     def environment_timeout_s(self) -> float:
-        """Longest time of one call of the environment: half of the lease's."""
         return self.lease.timeout_seconds / 2
 
     @model_validator(mode="after")
@@ -311,7 +308,6 @@ class VCPORun(Section):
 
     @property
     def start_date(self) -> date | None:
-        """Day on which the run began, in UTC; None if no host has said so."""
         given = self.metadata.annotations.get(START_DATE_ANNOTATION)
         return None if given is None else date.fromisoformat(given)
 

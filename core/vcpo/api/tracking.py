@@ -95,7 +95,6 @@ class Sink(Section):
 
     @property
     def is_shipped(self) -> bool:
-        """Whether the sink is not a class of the user's own."""
         return self.name in frozenset(SinkName)
 
 

@@ -102,7 +102,6 @@ class Lora(Section):
 
     @property
     def scale(self) -> float:
-        """Factor on the product of the adapters, alpha / rank."""
         return self.alpha / self.rank
 
 
@@ -382,11 +381,9 @@ class RolloutGroup(Section):
 
     @property
     def number_format(self) -> Precision:
-        """Number format of generation; one that is unset is that of a CPU."""
         return self.precision or Precision.FLOAT32
 
     def _fields_of_vllm(self) -> Iterator[str]:
-        """Yield the fields that the group sets and engine `hf` does not use."""
         for name in _FIELDS_NOT_OF_HF:
             if getattr(self, name) != type(self).model_fields[name].default:
                 yield name

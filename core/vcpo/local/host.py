@@ -194,19 +194,16 @@ class Host:
         return False
 
     async def _rewrite_report(self) -> None:
-        """Write the report after an evaluation; a full disk costs the report alone."""
         if self._tail.read().evaluations:
             with contextlib.suppress(OSError):
                 await asyncio.to_thread(write_report, self._run_dir.path)
 
     @property
     def _signals(self) -> RunSignals | None:
-        """The last signals with their age; None before the first."""
         return None if self._control is None else self._control.last_known()
 
     @property
     def _is_running(self) -> bool:
-        """Whether the run neither drains nor is over, as far as is known."""
         signals = self._signals
         return signals is None or signals.phase is RunPhase.RUNNING
 
@@ -406,7 +403,6 @@ class Host:
         self._view.event(f"{kind}: {message}")
 
     def _show_events(self) -> None:
-        """Show the events that the learner wrote since the last call."""
         for line in self._feed.new_lines():
             self._view.event(line)
 

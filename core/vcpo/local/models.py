@@ -99,12 +99,10 @@ def _ask_hub() -> None:
 
 
 def _is_given(name: str) -> bool:
-    """Return whether a model's name is that of a directory."""
     return Path(name.removeprefix("file://")).is_dir()
 
 
 def _is_offline() -> bool:
-    """Return whether the Hugging Face libraries may download nothing."""
     return os.environ.get("HF_HUB_OFFLINE", "0").lower() in {"1", "true", "on", "yes"}
 
 

@@ -81,7 +81,6 @@ def with_local_paths(run: VCPORun, run_file: Path) -> VCPORun:
 
 
 def _beside(run_file: Path, name: str, exists: Callable[[Path], bool]) -> str | None:
-    """Return the absolute path of a path relative to a run file; None if nothing is there."""
     path = run_file.parent / Path(name).expanduser()
     return str(path.resolve()) if exists(path) else None
 
@@ -177,7 +176,6 @@ def _try_engines(run: VCPORun) -> MachineFindings:
 
 
 def _try_algorithm(run: VCPORun) -> MachineFindings:
-    """Return the error that a learner would report of a loss or baseline of the user's own."""
     for field, name in _own_functions(run).items():
         return _try(run, _LEARNER_TRIAL, needs=_TENSORS, field=field, name=name)
     return MachineFindings()

@@ -39,12 +39,10 @@ class RunDir:
 
     @property
     def is_used(self) -> bool:
-        """Whether the directory has records of a run."""
         return self.spec.exists() or (self.path / METRICS_FILE).exists()
 
     @property
     def has_run(self) -> bool:
-        """Whether the directory has the run file that each reader of a run needs."""
         return self.spec.exists()
 
     @property
@@ -74,7 +72,6 @@ class RunDir:
 
     @property
     def missing_folders(self) -> list[Path]:
-        """The directory and the folders above it that do not exist, from the innermost."""
         here = self.path.absolute()
         return [each for each in (here, *here.parents) if not each.exists()]
 
@@ -92,11 +89,9 @@ class RunDir:
                 remove()
 
     def log(self, process: str) -> Path:
-        """Return the path of a process's log."""
         return self.logs / f"{process}.log"
 
     def ready_file(self, process: str) -> Path:
-        """Return the path of a process's ready file."""
         return self.processes / f"{process}.json"
 
 

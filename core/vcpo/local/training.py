@@ -117,7 +117,6 @@ class Training:
         return run_summary(self.run_dir, Ending.COMPLETE if is_whole else Ending.INTERRUPTED)
 
     def close(self) -> None:
-        """Have the run save a checkpoint and end, and wait for that; one that ended stays so."""
         self._finalizer()
 
     def _read_steps(self) -> None:

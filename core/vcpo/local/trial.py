@@ -66,7 +66,6 @@ def try_run(
 
 
 def _tell(process: subprocess.Popen[str], tell: Callable[[str], None]) -> None:
-    """Pass on what the process prints."""
     assert process.stderr is not None  # it is a pipe
     for line in process.stderr:
         tell(line.rstrip())

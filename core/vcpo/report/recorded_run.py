@@ -38,12 +38,10 @@ class RecordedRun:
 
     @cached_property
     def clock(self) -> RunClock:
-        """Seconds since the start of the run."""
         return RunClock(self.metrics, self.events)
 
     @property
     def phase(self) -> str:
-        """How far the run is."""
         return recorded_phase(self.run.spec, self.metrics, self.events)
 
     @property
@@ -114,12 +112,10 @@ class RunClock:
 
     @property
     def num_sessions(self) -> int:
-        """How often the run was started; 0 without a record."""
         return len(self._starts_s)
 
     @property
     def total_s(self) -> float | None:
-        """Seconds from the start to the last record; None without a record."""
         return self._elapsed_s[-1] if self._starts_s else None
 
     def elapsed_s(self, time_unix_s: float) -> float:
@@ -148,7 +144,6 @@ class EventRow:
 
     @property
     def last(self) -> EventRecord:
-        """The event that stands for all."""
         return self.events[-1]
 
 

@@ -109,5 +109,4 @@ def _append_rows(positions: Tensor, last: int) -> Tensor:
 def _without_last(
     _: nn.Module, _args: tuple[Any, ...], tables: tuple[Tensor, ...]
 ) -> tuple[Tensor, ...]:
-    """Return cosines and sines, [..., tokens, size] each, without those of the last position."""
     return tuple(each[..., :-1, :] for each in tables)

@@ -102,11 +102,9 @@ class TrackedRun:
 
     @property
     def title(self) -> str:
-        """Name of the run for people."""
         return f"{self.run.metadata.name}{' (copy)' if self.is_copy else ''}"
 
     def known(self, sink: str) -> str | None:
-        """Return what was kept for a service; None before its first start there."""
         path = self.path(sink, "copy" if self.is_copy else "id")
         return path.read_text(encoding="utf-8") if path.exists() else None
 

@@ -203,7 +203,6 @@ def chain_to(
 
 
 def _filler(width: int) -> int:
-    """Return the filler of gaps with `width` bytes: the largest number of their type."""
     return (1 << 8 * width) - 1
 
 

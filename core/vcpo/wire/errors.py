@@ -31,7 +31,6 @@ class WireError(Exception):
 
     @property
     def trailing_metadata(self) -> tuple[tuple[str, str], ...]:
-        """What a program reads of the error besides its status."""
         return ()
 
 
@@ -56,7 +55,6 @@ class SetAsideError(WireError):
 
     @property
     def trailing_metadata(self) -> tuple[tuple[str, str], ...]:
-        """The cause."""
         return ((_SET_ASIDE, self.cause.value),)
 
 

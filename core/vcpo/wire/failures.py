@@ -41,7 +41,6 @@ class FailureCause(StrEnum):
 
     @property
     def is_of_environment(self) -> bool:
-        """Whether the user must fix the environment; otherwise engine or worker failed."""
         return self not in {FailureCause.ENGINE, FailureCause.REFUSED}
 
 
@@ -66,7 +65,6 @@ class Failure:
 
     @property
     def kind(self) -> tuple[str, str, str]:
-        """Key of equal failures; it excludes the message, which may name a data item."""
         return (self.cause, self.exception_type, self.location)
 
 
@@ -102,7 +100,6 @@ class FailureCounts:
         return None
 
     def __iter__(self) -> Iterator[FailureCount]:
-        """Iterate over the distinct failures, latest first."""
         return iter(sorted(self._distinct.values(), key=lambda one: one.latest_s, reverse=True))
 
 

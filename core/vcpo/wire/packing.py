@@ -52,7 +52,6 @@ class PackedNumbers(Sequence[_Number]):
         return self._view[index]
 
     def tolist(self) -> list[_Number]:
-        """Return the numbers as a list of Python numbers."""
         numbers: list[Any] = self._view.tolist()
         return numbers
 
@@ -124,7 +123,6 @@ class ExpertRoutes:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens whose experts are known."""
         return len(self.experts) // (self.num_layers * self.num_choices * (1 + self.is_wide))
 
     def first_beyond(self, num_experts: int) -> int | None:

@@ -63,7 +63,6 @@ class TokenSpan:
 
     @property
     def end(self) -> int:
-        """Index after the last token."""
         return self.start + self.num_tokens
 
 
@@ -88,22 +87,18 @@ class PartialResponse:
 
     @property
     def num_sampled_tokens(self) -> int:
-        """Number of sampled tokens, at least 1."""
         return len(self.logprobs)
 
     @property
     def sampled_mask(self) -> list[bool]:
-        """For each token, whether the policy sampled it."""
         return _sampled_mask(len(self.token_ids), self.inserted_spans)
 
     @property
     def oldest_step(self) -> int:
-        """The fewest steps behind a version that sampled a token."""
         return min(step_of(span.policy_version) for span in self.version_spans)
 
     @property
     def newest_policy_version(self) -> int:
-        """The newest version that sampled a token."""
         return max(span.policy_version for span in self.version_spans)
 
 
@@ -136,37 +131,30 @@ class Trajectory:
 
     @property
     def lease_id(self) -> str:
-        """Id of its lease."""
         return self.trajectory_id.rpartition("/")[0]
 
     @property
     def number(self) -> int:
-        """Its number in the group."""
         return int(self.trajectory_id.rpartition("/")[2])
 
     @property
     def num_sampled_tokens(self) -> int:
-        """Number of sampled response tokens, at least 1."""
         return len(self.rollout_logprobs)
 
     @property
     def sampled_mask(self) -> list[bool]:
-        """For each response token, whether the policy sampled it."""
         return _sampled_mask(len(self.response_token_ids), self.inserted_spans)
 
     @property
     def oldest_policy_version(self) -> int:
-        """The oldest version that sampled a token of the response."""
         return min(span.policy_version for span in self.version_spans)
 
     @property
     def oldest_step(self) -> int:
-        """The fewest steps behind a version that sampled a token of the response."""
         return min(step_of(span.policy_version) for span in self.version_spans)
 
     @property
     def newest_policy_version(self) -> int:
-        """The newest version that sampled a token of the response."""
         return max(span.policy_version for span in self.version_spans)
 
     def num_fresh_tokens(self, policy_version: int) -> int:
@@ -178,7 +166,6 @@ class Trajectory:
         )
 
     def lags(self, policy_version: int) -> Iterator[tuple[int, int]]:
-        """Yield (age in steps, number of tokens) of each span at `policy_version`."""
         for span in self.version_spans:
             yield age_steps(span.policy_version, policy_version), span.num_tokens
 

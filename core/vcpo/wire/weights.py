@@ -64,7 +64,6 @@ class TensorSection:
 
     @property
     def num_elements(self) -> int:
-        """Number of elements, from the shape."""
         return math.prod(self.entry.shape)
 
 
@@ -230,7 +229,6 @@ def _section(name: str, described: Any, data_start: int, size_bytes: int) -> Ten
 
 
 def _path(shard: int) -> str:
-    """Return the path to a shard's fields in the manifest of shard 0."""
     return f"other_shards[{shard - 1}]." if shard else ""
 
 

@@ -177,7 +177,6 @@ class _Scoring:
 
 
 def _fits_kernel(query: Tensor, value: Tensor) -> bool:
-    """Whether the GPU's kernel for trajectories of several lengths takes these numbers."""
     size = query.shape[-1]
     is_half = query.dtype in (torch.bfloat16, torch.float16)
     return query.is_cuda and is_half and size == value.shape[-1] and size <= _LARGEST_HEAD
@@ -207,7 +206,6 @@ def _by_kernel(flat: Sequence[Tensor], ends: Tensor, longest: int, scoring: _Sco
 
 @cache
 def _group_argument(kernel: Callable[..., Any], is_grouped: bool) -> dict[str, Any]:
-    """Return the argument for fewer keys than queries; torch 2.11 has none, and needs none."""
     takes_argument = "enable_gqa" in inspect.signature(kernel).parameters
     return {"enable_gqa": is_grouped} if takes_argument else {}
 

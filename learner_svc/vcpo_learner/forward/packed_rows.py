@@ -48,11 +48,9 @@ class PackedRow:
         }
 
     def pack(self, padded: Tensor) -> Tensor:
-        """Return [batch, width, ...] numbers as [1, tokens, ...]."""
         return padded[self.segments, self.position_ids]
 
     def unpack(self, values: Tensor) -> Tensor:
-        """Return [1, tokens, ...] as [batch, width, ...], with zeros as padding."""
         padding = ~self.is_own.view(*self.is_own.shape, *[1] * (values.ndim - 2))
         return values.flatten(0, 1)[self.places].masked_fill(padding, 0.0)
 

@@ -71,7 +71,6 @@ class PolicyNetwork(nn.Module):
 
     @classmethod
     def of(cls, model: nn.Module) -> PolicyNetwork:
-        """Return a network around a model; a network is returned as it is."""
         return model if isinstance(model, cls) else cls(model)
 
     @property
@@ -98,7 +97,6 @@ class PolicyNetwork(nn.Module):
         return states
 
     def forward(self, batch: TokenBatch, wanted: Wanted) -> NetworkOutput:
-        """Run the model; `score` and `last_states` say what comes back."""
         with replayed_routes(self.model, model_routes(batch)):
             return self._output(batch, wanted)
 
@@ -211,7 +209,6 @@ def _full_scores(
 
 
 def _autocast_dtype(device: torch.device) -> torch.dtype | None:
-    """The number type that products are computed in here; None if that of their inputs."""
     if not torch.is_autocast_enabled(device.type):
         return None
     return torch.get_autocast_dtype(device.type)

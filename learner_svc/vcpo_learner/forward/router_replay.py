@@ -81,12 +81,10 @@ class RouterReplay(AbstractContextManager[None]):
     """A context, entered any number of times, in which routers choose as given."""
 
     def __init__(self, choices: Mapping[nn.Module, Tensor]) -> None:
-        """choices: [tokens, choices] int64 of each router."""
         self._choices = choices
         self._replaced: list[OtherForward] = []
 
     def within(self, root: nn.Module) -> RouterReplay:
-        """Return the replay of the routers in a part of the model."""
         own = set(root.modules())
         return RouterReplay({key: each for key, each in self._choices.items() if key in own})
 

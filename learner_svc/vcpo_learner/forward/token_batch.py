@@ -35,11 +35,9 @@ class TokenBatch:
     choose for themselves. None for all tokens."""
 
     def select_trained(self, values: Tensor) -> Tensor:
-        """Return the values of trained tokens, one trajectory after another; [batch, width]."""
         return values[self.response_mask]
 
     def place_trained(self, values: Tensor) -> Tensor:
-        """Return values of trained tokens at their places, [batch, width], and 0 elsewhere."""
         nothing = values.new_zeros(self.response_mask.shape)
         return nothing.masked_scatter(self.response_mask, values)
 

@@ -78,21 +78,17 @@ class Dispatcher:
 
     @property
     def step(self) -> int:
-        """Optimizer steps behind the learner's parameters."""
         return step_of(self.policy_version)
 
     @property
     def lag_limit(self) -> LagLimit:
-        """What host, early warning and rollbacks leave of `maxPolicyLagSteps`."""
         return self.ledger.lag_limit or LagLimit(steps=self._max_policy_lag_steps)
 
     @property
     def lag_limit_steps(self) -> int:
-        """Limit for new work and the next batch, in steps; at most `maxPolicyLagSteps`."""
         return self.lag_limit_at(self.ledger.step)
 
     def lag_limit_at(self, step: int) -> int:
-        """Return the lag limit for the batch after so many steps."""
         return min(self._max_policy_lag_steps, self.lag_limit.in_force(step))
 
     def resume(self) -> None:
@@ -102,24 +98,19 @@ class Dispatcher:
             self.failures.record_success()
 
     def advance_version(self) -> None:
-        """Count an optimizer step; call `notify` after the new version is published."""
         self.policy_version += 1
 
     def drain(self) -> bool:
-        """Stop granting work; return False if the run is not in the phase `RUNNING`."""
         return self._leave_running(RunPhase.DRAINING)
 
     def complete(self) -> bool:
-        """Record that all steps were taken; return False if the run is not in `RUNNING`."""
         return self._leave_running(RunPhase.COMPLETE)
 
     def abort(self) -> None:
-        """Record that the run failed."""
         self.phase = RunPhase.FAILED
         self.notify()
 
     def notify(self) -> None:
-        """Wake everything that waits."""
         self._changed.notify()
         self._arrived.notify()
 
@@ -132,7 +123,6 @@ class Dispatcher:
         return self.lag_limit_steps
 
     def observe_health(self, level: WarningLevel, rollbacks: Rollbacks) -> None:
-        """Take in the early warning after a step, which may lower the lag limit, and rollbacks."""
         guards = self._spec.health.guards
         self.ledger.record_lag_limit(self.lag_limit.after_step(level, rollbacks, guards))
 

@@ -86,12 +86,10 @@ class EvaluationRound:
 
     @property
     def done(self) -> bool:
-        """Whether every prompt is complete or has failed too often."""
         return not self._waiting and not self.leases
 
     @property
     def num_missing(self) -> int:
-        """Responses that have not arrived, leased to a worker or not."""
         waiting = sum(len(prompt.response_numbers) for prompt in self._waiting)
         return waiting + self.leases.num_missing
 
@@ -151,7 +149,6 @@ class EvaluationRound:
         return [lease.worker_id for lease in expired]
 
     def release(self, worker_id: str, lease_ids: Sequence[str]) -> int:
-        """End leases of a worker, all if `lease_ids` is empty; requeue their prompts."""
         return self._release(self.leases.held_by(worker_id, lease_ids))
 
     def result(self) -> EvaluationResult | None:

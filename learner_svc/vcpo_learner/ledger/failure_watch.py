@@ -65,13 +65,11 @@ class FailureWatch:
 
     @property
     def in_a_row(self) -> int:
-        """Failures since the last accepted trajectory."""
         row = self._troubles.in_a_row
         return row(Trouble.GENERATION) + row(Trouble.PROMPT)
 
     @property
     def counts(self) -> list[FailureCount]:
-        """The distinct failures, the latest first."""
         return list(self._counts)
 
     def record_success(self, worker_id: str | None = None) -> None:
@@ -120,11 +118,9 @@ class FailureWatch:
         )
 
     def record_expired(self, worker_id: str) -> None:
-        """Record that a worker let a lease expire: nothing is expected of it now."""
         self._failing.add(worker_id)
 
     def forget(self, worker_id: str) -> None:
-        """Forget how the generations of a worker ended; another process may take its name."""
         self._rows.pop(worker_id, None)
         self._troubles.end_row(Trouble.WORKER, who=worker_id)
 

@@ -30,18 +30,15 @@ class LagLimit:
     """The rollbacks of the run so far."""
 
     def in_force(self, step: int) -> int:
-        """Return the limit of the batch after so many steps."""
         since_rollback = self.rollbacks.largest_lag_steps(step)
         return self.steps if since_rollback is None else min(self.steps, since_rollback)
 
     def set_by_host(self, steps: int, guards: GuardPolicy) -> Self:
-        """Return the limit that the host sets: none is left while a warning throttles the run."""
         return replace(self, steps=0 if guards.answers(self.level) else steps)
 
     def after_step(
         self, level: WarningLevel, rollbacks: Rollbacks, guards: GuardPolicy
     ) -> LagLimit:
-        """Return the limit under the early warning and with the rollbacks of a step."""
         steps = 0 if guards.answers(level) else self.steps
         return LagLimit(steps=steps, level=level, rollbacks=rollbacks)
 

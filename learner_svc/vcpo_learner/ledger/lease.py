@@ -93,47 +93,38 @@ class Lease:
 
     @property
     def num_trajectories(self) -> int:
-        """Responses that the worker is to submit."""
         return len(self.response_numbers)
 
     @property
     def trajectories(self) -> tuple[Trajectory, ...]:
-        """The accepted members of the group, in the order of their numbers."""
         return tuple(self.accepted[number] for number in sorted(self.accepted))
 
     @property
     def arrived(self) -> list[Trajectory]:
-        """What the worker has submitted under this lease."""
         return [self.accepted[each] for each in self.response_numbers if each in self.accepted]
 
     @property
     def num_missing(self) -> int:
-        """Responses that the worker has yet to submit."""
         return sum(number not in self.accepted for number in self.response_numbers)
 
     @property
     def workers(self) -> set[str | None]:
-        """The workers that delivered its trajectories; None for responses of several."""
         return {self.worker_id, *(each.worker_id for each in self.accepted.values())}
 
     @property
     def draw(self) -> int:
-        """Number of the group's draw, from 1. Two leases of one draw sample the same responses."""
         return 1 + self.lost_leases // _LOST_LEASES_PER_DRAW
 
     @property
     def num_partial_tokens(self) -> int:
-        """All tokens of the partial responses, tokens of the environment included."""
         return sum(len(partial.token_ids) for partial in self.partial_responses)
 
     @property
     def oldest_step(self) -> int:
-        """The fewest steps behind a version that sampled a token of an accepted trajectory."""
         return min(each.oldest_step for each in self.accepted.values())
 
     @property
     def oldest_step_to_come(self) -> int:
-        """The fewest steps behind a version that can have sampled a token of an open lease."""
         steps = (partial.oldest_step for partial in self.partial_responses)
         return min(steps, default=step_of(self.policy_version))
 
@@ -206,7 +197,6 @@ class Lease:
         )
 
     def requeue_unfinished(self) -> Self:
-        """Return the prompt as it waits in its place, with all that has arrived."""
         unfinished = (each for each in self.partial_responses if each.number not in self.accepted)
         return replace(self._waiting(), partial_responses=tuple(unfinished))
 

@@ -50,7 +50,6 @@ class LeaseBook:
         return len(self._open)
 
     def new_lease_id(self) -> str:
-        """Return an id that no lease of any process has had."""
         return f"{self._prefix}-{next(self._ids)}"
 
     def open(
@@ -124,20 +123,16 @@ class LeaseBook:
         return lease
 
     def get(self, lease_id: str) -> Lease | None:
-        """Return an open lease; None if it is not open."""
         return self._open.get(lease_id)
 
     def has_issued(self, lease_id: str) -> bool:
-        """Return whether the id has the form of this book's leases, open or closed."""
         return lease_id.startswith(f"{self._prefix}-")
 
     def granted_s(self, lease_id: str) -> float:
-        """Return when an open lease was granted; infinitely early if it is not open."""
         lease = self._open.get(lease_id)
         return -inf if lease is None else lease.expires_s - self._timeout_s
 
     def expired_leases(self) -> list[Lease]:
-        """Return the open leases whose time is over."""
         now_s = self._clock()
         return list(takewhile(lambda lease: lease.expires_s <= now_s, self._open.values()))
 
@@ -150,7 +145,6 @@ class LeaseBook:
         ]
 
     def prompts(self) -> Collection[int]:
-        """Return the prompts of the open leases."""
         return {lease.prompt_index for lease in self._open.values()}
 
     def in_flight_by_worker(self) -> Mapping[str, int]:
@@ -161,7 +155,6 @@ class LeaseBook:
         }
 
     def all(self) -> list[Lease]:
-        """Return every open lease, oldest first."""
         return list(self._open.values())
 
     def restore(
@@ -197,7 +190,6 @@ class GroupBuffer:
         """Times that groups were added or removed."""
 
     def groups(self) -> list[Lease]:
-        """Return all groups, in the order of consumption."""
         return [group for _, group in self._groups]
 
     def add(self, groups: Iterable[Lease]) -> None:

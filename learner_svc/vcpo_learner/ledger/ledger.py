@@ -177,12 +177,10 @@ class TrajectoryLedger:
 
     @property
     def step(self) -> int:
-        """Steps whose batches are consumed."""
         return self._consumed // self._batch_size
 
     @property
     def is_stuck(self) -> bool:
-        """Whether changes cannot be kept now."""
         return self._log.is_unwritable
 
     async def wait_until_kept(self) -> None:
@@ -193,7 +191,6 @@ class TrajectoryLedger:
         await self._log.wait_until_kept()
 
     def check(self) -> None:
-        """Raise what ended the keeping of changes, if something did."""
         self._log.check()
 
     def counts(self) -> TrajectoryCounts:
@@ -359,11 +356,9 @@ class TrajectoryLedger:
             lease.preempted = True
 
     def preempted_leases(self, worker_id: str) -> list[str]:
-        """Return the open leases that a worker is to interrupt and release, oldest first."""
         return [lease.lease_id for lease in self.leases.held_by(worker_id) if lease.preempted]
 
     def drop(self, groups: Iterable[Lease], reason: DropReason) -> None:
-        """Drop buffered groups; their prompts are requeued unless those may be at fault."""
         if lease_ids := [group.lease_id for group in groups]:
             self._make(ledger_pb2.GroupsDropped(lease_ids=lease_ids, reason=reason))
 
@@ -404,16 +399,13 @@ class TrajectoryLedger:
         return batch
 
     def return_batch(self, batch: Sequence[Lease]) -> None:
-        """Buffer a batch again after a step that was not taken; it no longer counts as consumed."""
         self._consumed -= sum(len(group.accepted) for group in batch)
         self.buffer.add(batch)
 
     def record_evaluation(self, step: int, accuracy: float) -> None:
-        """Keep the result of an evaluation that began after so many steps."""
         self._make(ledger_pb2.Evaluated(step=step, accuracy=accuracy))
 
     def record_lag_limit(self, limit: LagLimit) -> None:
-        """Keep a new lag limit."""
         if limit != self.lag_limit:
             self._make(limit_to_message(limit))
 

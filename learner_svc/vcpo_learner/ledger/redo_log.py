@@ -115,12 +115,10 @@ class RedoLog:
 
     @property
     def is_used(self) -> bool:
-        """Whether there is a change of an earlier process."""
         return bool(self._files)
 
     @property
     def first_step(self) -> int:
-        """Step of the checkpoint from which the log goes on; 0 if it begins with the run."""
         return self._files[0].step if self._files and self._files[0].first > 1 else 0
 
     @property
@@ -146,7 +144,6 @@ class RedoLog:
 
     @property
     def is_checkpoint_due(self) -> bool:
-        """Whether so much was written since the last snapshot that one should follow."""
         return self._new_bytes >= self._checkpoint_bytes
 
     def append(self, change: Change) -> None:
@@ -186,7 +183,6 @@ class RedoLog:
             await written
 
     def check(self) -> None:
-        """Raise what ended the thread, if something did."""
         if self._failure is not None:
             raise self._failure
 
@@ -230,7 +226,6 @@ class RedoLog:
         self._events.append(("LogDamaged", f"{what}, and at least {lost}"))
 
     def take_events(self) -> list[tuple[str, str]]:
-        """Return kind and message of each event since the last call."""
         events, self._events = self._events, []
         return events
 

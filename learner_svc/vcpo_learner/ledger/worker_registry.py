@@ -53,7 +53,6 @@ class SetAsideWorker:
 
     @property
     def sentence(self) -> str:
-        """Cause and message in one line."""
         return f"{self.cause}: {self.message}"
 
 
@@ -82,7 +81,6 @@ class WorkerRegistry:
         return worker_id in self._workers
 
     def workers(self) -> list[RegisteredWorker]:
-        """Return the workers that have asked for work and are not lost."""
         return [each for each in self._workers.values() if self._is_alive(each)]
 
     def record_request(
@@ -134,7 +132,6 @@ class WorkerRegistry:
         return True
 
     def deregister(self, worker_id: str) -> None:
-        """Remove a worker that is gone."""
         self._workers.pop(worker_id, None)
 
     def set_aside(self, worker_id: str, cause: SetAsideCause, message: str) -> SetAsideWorker:
@@ -156,7 +153,6 @@ class WorkerRegistry:
         return found
 
     def set_aside_process(self, process_id: str) -> SetAsideWorker | None:
-        """Return why a process was set aside; None if it was not."""
         return self._set_aside.get(process_id)
 
     def _put(self, worker: RegisteredWorker) -> None:

@@ -126,7 +126,6 @@ class PublishedState:
         return file.content
 
     def _dtypes(self, rows: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, torch.dtype]:
-        """Return the types in which tensors are published: `dtype`, and of buffers their own."""
         buffers = trained_buffers(self._model)
         return {name: each.dtype if name in buffers else dtype for name, each in rows.items()}
 
@@ -150,14 +149,12 @@ def own_rows(model: PreTrainedModel) -> dict[str, Tensor]:
 
 
 def _first_row(tensor: Tensor) -> int:
-    """Return the number of rows before the rank's own: FSDP2 cuts chunks of ceil(rows / ranks)."""
     if not isinstance(tensor, DTensor):
         return 0
     return _rank(tensor) * ceil(len(tensor) / tensor.device_mesh[SHARD].size())
 
 
 def _rank(tensor: Tensor) -> int:
-    """Return the rank's number among those over which a tensor is cut."""
     return cast("DTensor", tensor).device_mesh[SHARD].get_local_rank()
 
 

@@ -42,7 +42,6 @@ class TokenRows:
     """[count] rows among the others that are no tokens either; None if there is none."""
 
     def of(self, logits: Tensor) -> Tensor:
-        """Return the logits [..., count] of tokens, of those of all rows; -inf for a hole."""
         narrow = logits[..., : self.count]
         return narrow if self.is_hole is None else narrow.masked_fill(self.is_hole, -torch.inf)
 
@@ -114,17 +113,14 @@ class TiledLogits:
         return torch.promote_types(self.input_dtype, torch.float32)
 
     def token_blocks(self) -> Iterator[slice]:
-        """Yield all tokens, in runs of at most a tile's."""
         for start in range(0, self.num_tokens, self.size.tokens):
             yield slice(start, min(start + self.size.tokens, self.num_tokens))
 
     def vocabulary_blocks(self) -> Iterator[slice]:
-        """Yield all rows of the vocabulary, in runs of at most a tile's."""
         for start in range(0, self.num_rows, self.size.vocabulary):
             yield slice(start, min(start + self.size.vocabulary, self.num_rows))
 
     def factors(self, values: Tensor) -> Tensor:
-        """Return values as the products take them."""
         rounded = values.to(self.input_dtype)
         return rounded.to(self.dtype) if values.device.type == "cpu" else rounded
 

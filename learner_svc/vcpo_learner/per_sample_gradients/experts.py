@@ -29,7 +29,6 @@ class ExpertGradients:
         return self.factors.matrix
 
     def gradients(self, samples: slice) -> Tensor:
-        """Return the full gradients [samples, rows, columns]."""
         rows = self.factors.rows
         return self.factors.part(samples).full(num_rows=rows.shape[-1])
 
@@ -59,11 +58,9 @@ class ExpertSite:
         return [self.parameter_name]
 
     def of(self, parameter_name: str) -> "ExpertSite":
-        """Return the products of another parameter with the same tokens."""
         return replace(self, parameter_name=parameter_name)
 
     def call(self, tensors: Sequence[Tensor]) -> "ExpertCall":
-        """Return the products with their tensors: inputs and tokens."""
         inputs, tokens = tensors
         return ExpertCall(site=self, inputs=inputs, tokens=tokens)
 

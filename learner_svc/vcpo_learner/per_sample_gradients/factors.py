@@ -203,7 +203,6 @@ def _is_short(values: Tensor) -> bool:
 
 
 def _row_products(first: Tensor, second: Tensor) -> Tensor:
-    """Products [batch, tokens of first, tokens of second] of rows, of which one is one-hot."""
     if first.is_floating_point():
         return first.gather(2, second[:, None, :].expand(-1, first.shape[1], -1))
     return _row_products(second, first).mT
@@ -227,7 +226,6 @@ def _one_hot_products(first: Factors, second: Factors) -> Tensor:
 
 
 def _add_up(columns: Tensor, places: Tensor, count: int) -> Tensor:
-    """Columns [batch, tokens, features] summed by their place, [count, features]."""
     total = columns.new_zeros(count, columns.shape[2])
     return total.index_add_(0, places.flatten(), columns.flatten(0, 1))
 

@@ -152,14 +152,12 @@ def _first_busy_token(gradients: Tensor) -> int:
 
 
 def _first_nonzero(values: Tensor) -> int:
-    """First token of [batch, tokens, features] that is not 0 everywhere; the last if all are."""
     is_busy = values.abs().amax(dim=2).any(dim=0)
     is_busy[-1] = True
     return int(is_busy.int().argmax())
 
 
 def _per_token(values: Tensor) -> Tensor:
-    """Values [batch, ..., features] as [batch, tokens, features]."""
     if values.ndim == 3:
         return values
     return values.reshape(len(values), -1, values.shape[-1])

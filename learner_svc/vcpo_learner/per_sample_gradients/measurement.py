@@ -337,7 +337,6 @@ class Measurement:
         self._num_gathered = 0
 
     def _add(self, parts: Sequence[Part], gradients: Tensor, samples: slice) -> None:
-        """Add gradients [samples, elements of all parts] to the sums."""
         if self.weighted_sum is not None:
             self.weighted_sum.add_samples(parts, gradients, samples)
 

@@ -82,7 +82,6 @@ class CallSite:
         return {key: each for key, each in self.arguments.items() if isinstance(each, torch.Size)}
 
     def is_alike(self, inputs: Tensor, output: Any) -> bool:
-        """Return whether a call with one argument has these shapes too."""
         is_tensor = isinstance(output, Tensor)
         return is_tensor and output.shape == self.output_shape and inputs.shape == self.arguments[0]
 

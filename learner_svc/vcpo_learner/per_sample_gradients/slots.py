@@ -22,7 +22,6 @@ class Slot:
     """Shape of the whole parameter, also if a rank holds only a shard of it."""
 
     def __hash__(self) -> int:
-        """Return the name's hash, which Python keeps; a pass asks for thousands."""
         return hash(self.name)
 
 
@@ -65,12 +64,10 @@ class Slots:
         return self._within[root]
 
     def within(self, root: nn.Module) -> list[Slot]:
-        """Return the slots of a module and all modules in it, each once."""
         found = (self._by_module[module].values() for _, module in self.modules(root))
         return list(dict.fromkeys(chain.from_iterable(found)))
 
     def of(self, module: nn.Module) -> Mapping[str, Slot]:
-        """Return the slots of a module's own trainable parameters, by their names in it."""
         return self._by_module.get(module, {})
 
     def parameter(self, slot: Slot) -> nn.Parameter:

@@ -194,7 +194,6 @@ class Recording:
         self.num_uses.subtract(slots)
 
     def tap_modules(self, root: nn.Module | None = None) -> list[OtherForward]:
-        """Tap all modules, or those within `root`, until the taps are removed."""
         return [self._tap_module(name, module) for name, module in self.slots.modules(root)]
 
     def _tap_module(self, name: str, module: nn.Module) -> OtherForward:

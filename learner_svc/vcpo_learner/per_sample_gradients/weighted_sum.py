@@ -48,7 +48,6 @@ class WeightedSum:
         self._numbers = to_device(torch.tensor(self.groups), self.offsets.device)
 
     def coefficients(self, slopes: Tensor) -> Tensor:
-        """Return offset_i + slope_g(i), [batch]; slopes: [num_groups]."""
         return self.offsets + slopes[self._numbers]
 
     def add_samples(self, parts: Sequence[Part], gradients: Tensor, samples: slice) -> None:

@@ -36,7 +36,6 @@ class SequentialPrompts:
     """Returns the prompts in order, whatever is in flight."""
 
     def __init__(self, pool: int | None = None) -> None:
-        """pool: number of prompts to cycle through; None counts upwards without an end."""
         self._pool = pool
         self._next_turn = 0
 
@@ -50,9 +49,7 @@ class SequentialPrompts:
         """Do nothing: the order does not depend on rewards."""
 
     def save(self, snapshot: ledger_pb2.LedgerSnapshot) -> None:
-        """Write the number of prompts returned so far."""
         snapshot.next_prompt_index = self._next_turn
 
     def restore(self, snapshot: ledger_pb2.LedgerSnapshot) -> None:
-        """Continue to count."""
         self._next_turn = snapshot.next_prompt_index

@@ -49,11 +49,9 @@ class Commands:
 
     @property
     def leads(self) -> bool:
-        """Whether this rank says what all do."""
         return self._ranks.is_leader
 
     def on(self, name: str, handler: Callable[..., object]) -> None:
-        """Set what the other ranks do at a command."""
         self._handlers[name] = handler
 
     def call(self, name: str, work: Callable[[], _Result], *args: Any, **fields: Any) -> _Result:
@@ -216,13 +214,11 @@ def _noted(communication: Communication, ranks: Ranks) -> dict[int, str]:
 
 
 def _causes(failed: Mapping[int, str]) -> str:
-    """Say on which ranks a command failed first; those behind them only lost their neighbors."""
     first = {rank: text for rank, text in failed.items() if not _is_torn(text)} or failed
     return "; ".join(f"rank {rank}: {text}" for rank, text in first.items())
 
 
 def _is_torn(text: str) -> bool:
-    """Whether an error comes from a connection between ranks; gloo's have no class of their own."""
     return text.startswith("Dist") or (text.startswith("RuntimeError") and "gloo" in text)
 
 

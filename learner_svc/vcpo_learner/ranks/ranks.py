@@ -133,17 +133,14 @@ class Ranks:
         return int(found)
 
     def use_device(self) -> None:
-        """Make the rank's GPU the current one of the calling thread."""
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
 
     @property
     def checkpoint_group(self) -> dist.ProcessGroup | None:
-        """Group of the thread that writes checkpoints; None if there is one rank."""
         return None if self.communication is None else self.communication.checkpoints
 
     def close(self) -> None:
-        """Leave the ranks."""
         if self.communication is not None and dist.is_initialized():
             dist.destroy_process_group()
 

@@ -58,7 +58,6 @@ class ShardedGradient:
         self._replicas: dist.ProcessGroup = mesh[REPLICATE].get_group()
 
     def sums(self, num_groups: int) -> ShardedSums:
-        """Return the sums of groups that are open together; on all shards of a replica."""
         return ShardedSums(self, num_groups)
 
     def local(self, slot: Slot) -> Tensor:

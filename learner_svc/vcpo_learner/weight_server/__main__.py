@@ -114,7 +114,6 @@ class _Reports:
         os.dup2(2, 1)
 
     def send(self, **report: Any) -> None:
-        """Write a report; a parent that is gone ends this process by another way."""
         with contextlib.suppress(BrokenPipeError):
             os.write(self._descriptor, json.dumps(report).encode() + b"\n")
 
@@ -161,7 +160,6 @@ class WeightFileServer(ThreadingHTTPServer):
         super().__init__((host.strip("[]"), port), handler or Handler)
 
     def count_sent(self, form: str, num_bytes: int) -> None:
-        """Count bytes of a file, by form."""
         with self._lock:
             self._sent_bytes[form] += num_bytes
 

@@ -82,7 +82,6 @@ class WeightServer:
 
     @property
     def process_id(self) -> int | None:
-        """Id of the process; None while there is none."""
         return None if self._process is None else self._process.pid
 
     @property
@@ -109,7 +108,6 @@ class WeightServer:
             ) from error
 
     def start(self) -> None:
-        """Start the process, and another one whenever it ends, until `close`."""
         self._supervising = asyncio.create_task(self._supervise())
 
     async def close(self, grace_s: float) -> None:

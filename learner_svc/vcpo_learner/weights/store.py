@@ -118,7 +118,6 @@ class PolicyStore:
         return PublishedPolicy(manifest=manifest)
 
     def publish(self, policy: PublishedPolicy) -> None:
-        """Make a prepared version the newest one and wake all waiting calls."""
         self.newest = policy
         self._changed.notify()
 

@@ -82,7 +82,6 @@ class ControlTokens:
         return token_ids
 
     def spelled_token_ids(self, text: str) -> tuple[int, ...]:
-        """Return the tokens of a text in which every spelled control token becomes one."""
         token_ids = self._tokenizer(text, add_special_tokens=False)["input_ids"]
         return tuple(int(token_id) for token_id in token_ids)
 

@@ -28,7 +28,6 @@ class StopStrings:
 
     @classmethod
     def of(cls, sampling: Sampling, tokenizer: PreTrainedTokenizerBase) -> Self | None:
-        """Return those of a run; None if only end tokens end its responses."""
         return cls(tokenizer, sampling.stop_strings) if sampling.stop_strings else None
 
     def completed_by_last(self, token_ids: Sequence[int]) -> bool:

@@ -205,7 +205,6 @@ class EnvironmentThreads:
             )
 
     def close(self) -> None:
-        """Take no further call; do not wait for running ones, which may block for ever."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _count_hung(self) -> int:

@@ -43,7 +43,6 @@ class Endings:
 
     @classmethod
     def of(cls, engine: SequenceSampler) -> Self:
-        """Return those of an engine."""
         return cls(token_ids=engine.end_token_ids, stop_strings=engine.stop_strings)
 
     def end(self, turn: Sequence[int]) -> bool:

@@ -97,7 +97,6 @@ class Worker:
         )
 
     def shut_down(self) -> None:
-        """Take no further lease; `run` returns once running leases are submitted or released."""
         self._shutdown.set()
 
     async def run(self) -> RunPhase:
@@ -165,7 +164,6 @@ class Worker:
             self.gauges.add_lease_wait(time.monotonic() - asked_s)
 
     def _interrupt(self, lease_ids: Collection[str]) -> None:
-        """Interrupt leases that the learner preempts; it names one again until it has ended."""
         for lease_id in lease_ids:
             if lease_id in self._interrupts:
                 self._interrupts[lease_id].set()

@@ -41,7 +41,6 @@ class HeldPolicy:
 
     @classmethod
     def from_manifest(cls, manifest: policy_pb2.PolicyManifest) -> Self:
-        """Return the version that a manifest describes."""
         return cls(incarnation=manifest.incarnation, policy_version=manifest.policy_version)
 
 

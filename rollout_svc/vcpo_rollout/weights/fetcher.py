@@ -108,11 +108,9 @@ class _FullSet:
         """By shard: the elements of its rows of each tensor, flat, in the payload's memory."""
 
     def holds(self, manifests: _Manifests) -> bool:
-        """Return whether its shards have the tensors of these manifests."""
         return self._layout == _layout(manifests)
 
     def first_element(self, shard: int, name: str) -> int:
-        """Return the place of a shard's first element in the whole flat tensor."""
         _, shape, first_row = self._layout[shard][name]
         return first_row * math.prod(shape[1:])
 
@@ -128,7 +126,6 @@ class _FullSet:
             rows[:] = found[name].view(rows.dtype)
 
     def forget(self) -> None:
-        """Make room for a file that takes the place of the set, if it is one."""
         if self._is_in_one_shard:
             self.payload, self.rows[0] = b"", {}
 

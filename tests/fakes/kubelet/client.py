@@ -69,15 +69,12 @@ class KubeClient:
         return await self._call("GET", path, query=query)
 
     async def create(self, path: str, body: Mapping[str, Any]) -> JsonObject:
-        """Create an object in a collection, or a subresource such as `binding`."""
         return await self._call("POST", path, body)
 
     async def merge_patch(self, path: str, body: Mapping[str, Any]) -> JsonObject:
-        """Merge into an object; lists are replaced as a whole."""
         return await self._call("PATCH", path, body, content_type="application/merge-patch+json")
 
     async def delete(self, path: str, body: Mapping[str, Any] | None = None) -> JsonObject:
-        """Delete an object; body: `DeleteOptions`."""
         return await self._call("DELETE", path, body or {})
 
     async def follow(self, path: str) -> AsyncGenerator[JsonObject, None]:

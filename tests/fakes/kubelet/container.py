@@ -66,11 +66,9 @@ class Container:
 
     @property
     def pid(self) -> int | None:
-        """Number of the running process."""
         return None if self._process is None else self._process.pid
 
     def wait_for(self, reason: str, message: str) -> None:
-        """Say why the container does not run yet."""
         self._become(waiting=(reason, message))
 
     async def run(self, launch: Launch) -> None:

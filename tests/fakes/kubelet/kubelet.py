@@ -71,7 +71,6 @@ class Kubelet:
 
     @property
     def pids(self) -> list[int]:
-        """Numbers of all processes that run now."""
         return [pid for run in self._pods.values() for pid in run.pids]
 
     async def _follow_pods(self) -> None:

@@ -48,7 +48,6 @@ class LoopbackAddresses:
         return self._free.popleft()
 
     def give_back(self, address: str) -> None:
-        """Take an address back from a pod that is gone."""
         self._free.append(address)
 
 

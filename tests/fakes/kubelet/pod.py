@@ -74,7 +74,6 @@ class PodRun:
 
     @property
     def pids(self) -> list[int]:
-        """Numbers of the running processes."""
         return [container.pid for container in self._containers if container.pid is not None]
 
     def observe(self, pod: JsonObject) -> None:
@@ -106,7 +105,6 @@ class PodRun:
                 tasks.create_task(container.run(launch))
 
     def _mourn(self, ended: asyncio.Task[None]) -> None:
-        """Say so when the fake kubelet itself has failed; a pod must never stop in silence."""
         if not ended.cancelled() and (failure := ended.exception()) is not None:
             _LOGGER.error("pod %s", self._url, exc_info=failure)
             self._wait_for("RunContainerError", repr(failure))

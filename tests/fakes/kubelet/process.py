@@ -25,7 +25,6 @@ class Process:
 
     @property
     def pid(self) -> int:
-        """Number of the process, and of its group."""
         return self.child.pid
 
     async def wait(self) -> int:
@@ -46,12 +45,10 @@ class Process:
             await self.end_at_once()
 
     async def end_at_once(self) -> None:
-        """SIGKILL to the whole group, and see that it is gone."""
         self.kill()
         await self.child.wait()
 
     def kill(self) -> None:
-        """SIGKILL to the whole group."""
         self.stopped_by_us = True
         self._send_to_group(signal.SIGKILL)
 

@@ -45,7 +45,6 @@ class ImageRoot:
 
     @classmethod
     def kept(cls, folder: Path, name: str) -> Self:
-        """Return an image that `scripts.supply.images_check --keep` left in a folder."""
         text = (folder / f"{name}.json").read_text(encoding="utf-8")
         return cls(folder=(folder / name).resolve(), environment=json.loads(text))
 
@@ -59,7 +58,6 @@ class ImageRoot:
 
     @staticmethod
     def give(directory: Path) -> None:
-        """Make a directory the image's user's, as a volume's `fsGroup` does."""
         for path in (directory, *directory.rglob("*")):
             os.chown(path, USER, USER, follow_symlinks=False)
 

@@ -36,12 +36,10 @@ class PodPaths:
 
     @property
     def directory(self) -> Path:
-        """Everything that goes with the pod."""
         return self.root / "pods" / f"{self.namespace}_{self.pod}_{self.uid}"
 
     @property
     def logs(self) -> Path:
-        """Output of the containers; stays after the pod."""
         return self.root / "logs" / f"{self.namespace}_{self.pod}"
 
     def volume(self, volume: JsonObject) -> Path:
@@ -52,7 +50,6 @@ class PodPaths:
         return self.directory / str(volume["name"])
 
     def forget(self) -> None:
-        """Delete what goes with the pod."""
         shutil.rmtree(self.directory, ignore_errors=True)
 
 

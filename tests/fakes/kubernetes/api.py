@@ -60,11 +60,9 @@ class Api:
         return twin
 
     def now(self) -> str:
-        """The present as objects hold it."""
         return timestamp(self.clock())
 
     def suffix(self) -> str:
-        """Five letters that make a generated name unlike the others."""
         return "".join(self._random.choices(_SUFFIX_LETTERS, k=5))
 
     def get(self, target: Target) -> JsonObject:
@@ -148,7 +146,6 @@ class Api:
         self.store.put(target.resource.key, {**old, "spec": {**old["spec"], "nodeName": node}})
 
     def finish_deletion(self, resource: Resource, body: JsonObject) -> None:
-        """Remove a terminating namespace, which no finalizer holds."""
         self.store.remove(resource.key, body)
 
     def _require(self, target: Target) -> JsonObject:

@@ -77,7 +77,6 @@ class FakeApiServer:
 
     @property
     def url(self) -> str:
-        """The server's address."""
         return f"http://127.0.0.1:{self._server.port}"
 
     async def __aenter__(self) -> Self:
@@ -100,11 +99,9 @@ class FakeApiServer:
         await self._server.close()
 
     async def wait_until_settled(self) -> None:
-        """Wait until the controllers have dealt with every change."""
         await self.controllers.wait_until_settled()
 
     def compact(self) -> None:
-        """Forget the history: a watch from an older version is answered with 410."""
         self.api.store.compact()
 
     def kubeconfig(self, token: str = "") -> dict[str, Any]:

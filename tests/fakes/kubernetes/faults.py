@@ -73,7 +73,6 @@ class Faults:
         self._faults: list[Fault] = []
 
     def add(self, fault: Fault) -> Fault:
-        """Play a fault from now on."""
         self._faults.append(fault)
         return fault
 
@@ -84,7 +83,6 @@ class Faults:
         self._faults.clear()
 
     def on(self, request: Recorded) -> Fault | None:
-        """The fault that hits this request; every fault counts it."""
         hits = [fault for fault in self._faults if fault.hits(request)]
         return hits[0] if hits else None
 

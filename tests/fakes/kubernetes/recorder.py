@@ -39,7 +39,6 @@ class Recorded:
 
     @property
     def permission(self) -> Permission:
-        """What the sender needs to be granted."""
         resource = f"{self.resource}/{self.subresource}" if self.subresource else self.resource
         return Permission(group=self.group, resource=resource, verb=self.verb)
 
@@ -87,15 +86,12 @@ class Recorder:
         return len(self._requests)
 
     def add(self, request: Recorded) -> None:
-        """Remember a request."""
         self._requests.append(request)
 
     def clear(self) -> None:
-        """Forget all requests."""
         self._requests.clear()
 
     def writes(self) -> list[Recorded]:
-        """Requests that may change something."""
         return [request for request in self if request.verb in WRITES]
 
 

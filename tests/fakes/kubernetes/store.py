@@ -67,25 +67,20 @@ class Store:
         return twin
 
     def subscribe(self, listener: Callable[[Event], None]) -> Callable[[], None]:
-        """Call listener after every change; the answer ends that."""
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)
 
     def get(self, resource: ResourceKey, namespace: str, name: str) -> JsonObject | None:
-        """The object, None when there is none."""
         return self._objects[resource].get((namespace, name))
 
     def objects(self, resource: ResourceKey, namespace: str = "") -> list[JsonObject]:
-        """Objects ordered by namespace and name; an empty namespace means all."""
         found = self._objects[resource]
         return [found[key] for key in sorted(found) if not namespace or key[0] == namespace]
 
     def place(self, uid: str) -> tuple[ResourceKey, ObjectKey] | None:
-        """Where the object with that uid is kept, None when it is gone."""
         return self._by_uid.get(uid)
 
     def dependents(self, uid: str) -> list[tuple[ResourceKey, JsonObject]]:
-        """Objects that name uid as an owner, in a stable order."""
         places = sorted(self._dependents.get(uid, ()))
         return [(resource, self._objects[resource][key]) for resource, key in places]
 
@@ -132,7 +127,6 @@ class Store:
         return history[bisect_right(history, revision, key=lambda event: event.revision) :]
 
     def compact(self) -> None:
-        """Forget all history: a watch that starts at an older version answers 410."""
         self.oldest_revision = self.revision
         self._history.clear()
 

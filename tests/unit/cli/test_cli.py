@@ -312,7 +312,6 @@ class TestRun:
 
     @pytest.fixture
     def taken_port(self):
-        """A port on which somebody listens."""
         with socket.create_server(("127.0.0.1", 0)) as server:
             yield server.getsockname()[1]
 

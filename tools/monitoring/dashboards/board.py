@@ -164,5 +164,4 @@ class Board:
 
     @property
     def panels(self) -> tuple[Panel, ...]:
-        """All panels, in reading order."""
         return tuple(panel for row in self.rows for panel in row.panels)

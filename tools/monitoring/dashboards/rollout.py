@@ -10,7 +10,6 @@ from tools.monitoring.rules import threshold
 
 
 def _replicas(state: str) -> str:
-    """Return the workers of all groups in a state, as the host counts them."""
     each = value("vcpo_run_replicas", "group", where=f'state="{state}"')
     return f"sum by (namespace, run) ({each})"
 

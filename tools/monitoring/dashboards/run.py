@@ -46,14 +46,12 @@ _HEALTH: Final = 'condition!~"Complete|Failed|Suspended"'
 
 
 def _reason(condition: str, column: str) -> str:
-    """Return a series per run whose label `column` is the reason of a condition."""
     series = selector("vcpo_run_condition_reason", f'condition="{condition}"', RUNS)
     renamed = f'label_replace({series} == 1, "{column}", "$1", "reason", "(.+)")'
     return f"max by (namespace, run, {column}) ({renamed})"
 
 
 def _condition(status: str, matcher: str, state: int) -> str:
-    """Return the conditions that have a status, as a number of `board.STATES`."""
     series = selector("vcpo_run_condition", f'{matcher},status="{status}"')
     return f"({series} == 1) * {state}"
 
@@ -179,7 +177,6 @@ _DOES_IT_LEARN: Final = Row(
 
 
 def _resident(part: str) -> str:
-    """Return the resident memory of the largest process of a part."""
     return f"max by (namespace, run) ({of_part(part, selector('process_resident_memory_bytes'))})"
 
 

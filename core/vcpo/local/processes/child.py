@@ -46,30 +46,24 @@ class ChildProcess:
 
     @property
     def exit_code(self) -> int | None:
-        """Exit status, or minus the number of the signal that killed it; None while it runs."""
         return self.process.poll()
 
     @property
     def ready(self) -> Ready | None:
-        """Ports where it serves; None before it serves."""
         return read_ready(self.ready_file)
 
     def terminate(self) -> None:
-        """Send SIGTERM, then SIGCONT so that a stopped process can exit."""
         self._send(signal.SIGTERM)
         self._send(signal.SIGCONT)
 
     def kill(self) -> None:
-        """Send SIGKILL."""
         self._send(signal.SIGKILL)
 
     def kill_hung(self, silent_s: float) -> None:
-        """Kill the process because it did not answer for `silent_s` seconds."""
         self.hung_s = silent_s
         self.kill()
 
     def close_stdin(self) -> None:
-        """Close the standard input; a process that still runs then exits as if the host ended."""
         if self.process.stdin is not None:
             self.process.stdin.close()
 
@@ -190,7 +184,6 @@ class Liveness:
             self._unanswered_since_s.setdefault(_key(child), self._clock())
 
     def silent_s(self, child: ChildProcess) -> float:
-        """Return the seconds since the first unanswered check; 0 if the last was answered."""
         now_s = self._clock()
         return now_s - self._unanswered_since_s.get(_key(child), now_s)
 

@@ -96,17 +96,14 @@ class Fleet:
 
     @property
     def steering_key(self) -> str:
-        """The key by which the learner knows who steers the run."""
         return self._keys[CallerRole.STEERING]
 
     @property
     def workers(self) -> Mapping[str, Sequence[ChildProcess]]:
-        """Workers by rollout group, without those that are stopping."""
         return {name: group.workers for name, group in self._groups.items()}
 
     @property
     def children(self) -> list[ChildProcess]:
-        """Every process of the run, including those that are stopping."""
         workers = [child for group in self._groups.values() for child in group.workers]
         return [*self.learner_ranks, *workers, *self._stopping]
 
@@ -193,15 +190,12 @@ class Fleet:
         return lost
 
     async def stop(self, grace_s: float) -> None:
-        """Stop every process; kill those that still run after `grace_s` seconds."""
         await stop_children(self.children, grace_s)
 
     async def wait_for_learner(self, timeout_s: float) -> bool:
-        """Wait until the learner ends; return False if it still runs after `timeout_s` seconds."""
         return not await wait_for_exit(self.learner_ranks, timeout_s)
 
     def kill(self) -> None:
-        """Kill every process."""
         for child in self.children:
             child.kill()
 

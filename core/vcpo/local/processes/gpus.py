@@ -87,7 +87,6 @@ class GpuPlan:
 
     @property
     def is_shared(self) -> bool:
-        """Whether learner and workers share a GPU's memory."""
         return self.learner is not None and self.learner.memory_ratio is not None
 
     @property

@@ -56,7 +56,6 @@ class LearnerProcess:
 
     @property
     def ranks(self) -> Sequence[ChildProcess]:
-        """The current processes by rank; none between two starts."""
         return () if self._start_at_s is not None else self._fleet.learner_ranks
 
     def start_when_due(self, port: int) -> None:

@@ -34,17 +34,14 @@ class RunView:
 
     @property
     def total_steps(self) -> int:
-        """Optimizer steps of the whole run."""
         return self.run.spec.steps
 
     @property
     def workers_ready(self) -> int:
-        """Registered workers."""
         return sum(self.signals.ready_workers.values())
 
     @property
     def max_policy_lag_steps(self) -> int:
-        """Lag above which a trajectory is dropped, in policy versions."""
         return self.run.spec.algorithm.max_policy_lag_steps
 
     @property
@@ -56,18 +53,15 @@ class RunView:
 
     @property
     def is_throttled(self) -> bool:
-        """Whether the lag limit in force is below that of the spec."""
         return self.signals.lag_limit_steps < self.max_policy_lag_steps
 
     @property
     def is_lag_broken(self) -> bool:
-        """Whether a token older than the spec allows was trained on."""
         last = self.signals.last
         return last is not None and last.lag_max > self.max_policy_lag_steps
 
     @property
     def judgements(self) -> tuple[Judgement, ...]:
-        """What is the matter with the run, the most urgent first."""
         return judgements(Evidence(spec=self.run.spec, signals=self.signals, phase=self.phase))
 
 

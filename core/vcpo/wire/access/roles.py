@@ -36,7 +36,6 @@ class CallerRole(StrEnum):
 
     @property
     def variable(self) -> str:
-        """Environment variable with the role's key; unset or empty: the process has none."""
         return f"VCPO_{self.name}_KEY"
 
 
@@ -53,7 +52,6 @@ RoleKeys = Mapping[CallerRole, str]
 
 
 def _methods(file: FileDescriptor, service: str) -> frozenset[str]:
-    """Return the paths of a service's methods."""
     described = file.services_by_name[service]
     return frozenset(f"/{described.full_name}/{method.name}" for method in described.methods)
 

@@ -52,7 +52,6 @@ class States:
         self._first += num_unused_columns
 
     def repeat(self, rows: Sequence[int]) -> None:
-        """Make copies of these rows the only ones."""
         self._storage = self._storage[rows]
 
     def put_below(self, above: Tensor) -> None:

@@ -191,7 +191,6 @@ class DecodeBatch:
 
     @torch.inference_mode()
     def drop(self, sequences: Sequence[PartialSequence]) -> None:
-        """Remove sequences that have no waiting caller."""
         self._remove(sequences)
 
     @torch.inference_mode()

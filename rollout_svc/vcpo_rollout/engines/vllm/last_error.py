@@ -29,7 +29,6 @@ class LastError:
         return {_VARIABLE: f"/proc/{os.getpid()}/fd/{self._descriptor}"}
 
     def read(self) -> str:
-        """Return the last error, in one line; empty if there was none."""
         return os.pread(self._descriptor, _MAX_BYTES, 0).decode(errors="replace")
 
 

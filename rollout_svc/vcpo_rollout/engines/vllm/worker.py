@@ -113,7 +113,6 @@ class FileTransfer(WeightTransferEngine):  # type: ignore[misc]  # vLLM is not t
         """Nothing to do: there is no connection to open."""
 
     def start_weight_update(self) -> None:
-        """Restore the parameters in their loading format, without values."""
         self._expert_kernels = take_expert_kernels(self.model)
         initialize_layerwise_reload(self.model)
 

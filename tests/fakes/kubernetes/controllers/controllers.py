@@ -44,7 +44,6 @@ class Controllers:
         api.store.subscribe(self._enqueue)
 
     async def wait_until_settled(self) -> None:
-        """Wait until every change has been dealt with."""
         await self._idle.wait()
 
     async def run(self) -> None:

@@ -117,7 +117,6 @@ def _message(rule: JsonObject, value: Any, old: Any) -> str:
 
 
 def _brief(value: Any) -> str:
-    """Scalars as they are, containers by their kind, as the API server prints them."""
     if isinstance(value, dict | list):
         return '"object"' if isinstance(value, dict) else '"array"'
     return repr(value).replace("'", '"')

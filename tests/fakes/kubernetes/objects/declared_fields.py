@@ -44,6 +44,5 @@ def _undeclared(node: JsonObject, value: Any, path: str) -> Iterator[str]:
 
 
 def _key(item: Any, index: int) -> str:
-    """An item of a keyed list is shown by its key."""
     name = item.get("name") if isinstance(item, dict) else None
     return str(index) if name is None else f"name={json.dumps(name)}"

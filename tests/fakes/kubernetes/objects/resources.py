@@ -46,22 +46,18 @@ class Resource:
 
     @property
     def key(self) -> tuple[str, str]:
-        """(group, plural): what all versions of the resource share."""
         return self.group, self.plural
 
     @property
     def api_version(self) -> str:
-        """`group/version`, or the version alone in the core group."""
         return f"{self.group}/{self.version}" if self.group else self.version
 
     @property
     def qualified(self) -> str:
-        """`plural.group` as error messages write it."""
         return f"{self.plural}.{self.group}" if self.group else self.plural
 
     @property
     def custom(self) -> bool:
-        """Whether a CRD brought it."""
         return self.schema is not None
 
 

@@ -108,11 +108,9 @@ class Schema:
         self._validator = jsonschema.Draft4Validator(to_json_schema(document))
 
     def prune(self, body: JsonObject) -> tuple[JsonObject, list[str]]:
-        """See the function of the same name."""
         return prune(self.document, body)
 
     def apply_defaults(self, body: JsonObject) -> JsonObject:
-        """body with the defaults of the schema."""
         filled: JsonObject = apply_defaults(self.document, body)
         return filled
 

@@ -73,7 +73,6 @@ class BuiltinLists:
         return _KEYS.get(fields[-1], ATOMIC) if fields else ATOMIC
 
     def atomic_map(self, fields: Fields) -> bool:
-        """See ListTypes."""
         return fields[-1:] != () and fields[-1] in _ATOMIC_MAPS
 
 
@@ -98,7 +97,6 @@ class SchemaLists:
                 return ATOMIC
 
     def atomic_map(self, fields: Fields) -> bool:
-        """See ListTypes."""
         return self._at(fields).get("x-kubernetes-map-type") == "atomic"
 
     def _at(self, fields: Fields) -> JsonObject:

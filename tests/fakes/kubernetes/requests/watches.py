@@ -88,7 +88,6 @@ class Watches:
         return len(self._open)
 
     def close_all(self) -> None:
-        """End every open watch, as a restarting server does."""
         for events in self._open:
             events.put_nowait(None)
 

@@ -38,12 +38,10 @@ class Promise:
 
     @property
     def numbers(self) -> list[int]:
-        """Numbers in the group of the responses that the worker is to make."""
         return sorted(set(range(SIZE)) - {number for _, number in self.kept})
 
     @property
     def size(self) -> int:
-        """Responses that the worker is to make."""
         return len(self.numbers)
 
 
@@ -191,11 +189,9 @@ class LedgerModel:
                 self.requeued.append(Waiting(group.prompt_index, failures_of[number]))
 
     def preempted(self) -> set[str]:
-        """Open leases that their workers must release."""
         return {lease_id for lease_id, promise in self.open.items() if promise.preempted}
 
     def reason_to_hand_back(self, lease_id: str) -> str:
-        """Why responses are dropped when the lease is released."""
         return "surplus" if self.open[lease_id].preempted else "released"
 
     def held_by(self, worker_id: str, lease_ids: Sequence[str]) -> list[str]:
@@ -268,5 +264,4 @@ class LedgerModel:
         self.open = {}
 
     def tally(self) -> Counter[str]:
-        """How many responses have each fate."""
         return Counter(self.fates.values())

@@ -64,7 +64,6 @@ class LedgerMachine(RuleBasedStateMachine):
         return SequentialPrompts()
 
     def version(self, step=None):
-        """The learner's version, or that of another step of its process."""
         return version_of(self.ledger.restarts, self.model.step if step is None else step)
 
     def check_choice(self, lease):
@@ -96,7 +95,6 @@ class LedgerMachine(RuleBasedStateMachine):
         self.keep()
 
     def keep(self):
-        """A checkpoint of this moment becomes the newest."""
         self.kept, self.kept_model = self.ledger.snapshot(), deepcopy(self.model)
         self.moments = []
 

@@ -53,7 +53,6 @@ class Case:
         return (logits / temperature).log_softmax(-1)
 
     def logprobs(self, form: LogitForm, temperature: float) -> Tensor:
-        """Log-probabilities [tokens] of the sampled tokens from full logits."""
         return self.log_distributions(form, temperature).gather(1, self.targets[:, None])[:, 0]
 
 

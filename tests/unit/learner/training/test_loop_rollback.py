@@ -31,7 +31,6 @@ class RewardedUpdate(CountingUpdate):
 
     @property
     def value(self):
-        """Steps behind the parameters."""
         return round(float(self._weight) - self._start)
 
     def finish(self, newest=()):

@@ -60,7 +60,6 @@ class Rank:
 
     @torch.no_grad()
     def change(self, version):
-        """Change a twentieth of this rank's values."""
         for each in own_rows(self.model).values():
             each.view(-1)[version::20] += 1.0
 
@@ -101,7 +100,6 @@ class Leader(Rank):
         )
 
     async def on_ranks(self, name, work, **fields):
-        """Do something on all ranks, and return what it is on this one."""
         return await self.thread.run(lambda: self.commands.call(name, work, **fields))
 
     async def begin_next(self):
@@ -140,7 +138,6 @@ class Worker:
         self.weights = await self._fetcher.fetch(self.manifest)
 
     def tensors(self):
-        """The whole tensors by name, of the rows of all shards."""
         return tensors_of(self.weights.payload)
 
 
