@@ -1,0 +1,366 @@
+import math
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.fixtures.fresh_tokens import block, block_of_tokens, blocks
+from vcpo.algo.ess.importance_weights import NonFiniteWeightError
+from vcpo.algo.health.early_warning import (
+    CRITICAL_SCORE,
+    DEAD_STEPS,
+    WARN_SCORE,
+    EarlyWarning,
+    StepHealth,
+    WarningLevel,
+)
+from vcpo.algo.health.fresh_tokens import (
+    gap_by_position,
+    gap_of,
+    gap_quantile,
+    lower_median,
+    scale_error_of,
+    without_largest_gaps,
+)
+from vcpo.algo.health.guards import MAX_ROLLBACKS, GuardPolicy, RollbackNeed, Rollbacks
+from vcpo.algo.health.lag_breakdown import lag_breakdown
+from vcpo.algo.health.rate_backoff import SMALLEST_BACKOFF, RateBackoff
+
+
+@pytest.mark.parametrize(
+    ("lag", "bucket"), [(0, 0), (1, 1), (3, 2), (4, 4), (127, 64), (128, 128), (999, 128)]
+)
+def test_a_lag_falls_into_the_bucket_that_begins_at_or_below_it(lag, bucket):
+    assert lag_breakdown([(lag, 0.0)]) == {bucket: 1.0}
+
+
+def test_each_bucket_has_its_own_ess_ratio():
+    found = lag_breakdown([(2, math.log(3)), (0, 0.0), (3, 0.0), (0, 0.0)])
+    assert found == pytest.approx({0: 1.0, 2: 0.8})  # 4^2 / 10 of two
+    assert list(found) == [0, 2]
+
+
+def test_a_bucket_without_weight_has_no_ess():
+    assert lag_breakdown([(0, 0.0), (9, -math.inf)]) == {0: 1.0, 8: 0.0}
+
+
+def test_a_weight_without_a_number_is_refused():
+    with pytest.raises(NonFiniteWeightError, match=r"log_weights\[0\]"):
+        lag_breakdown([(0, math.nan)])
+
+
+def test_the_gap_is_the_mean_over_tokens_with_the_error_of_its_blocks():
+    # 16 tokens of 0.01 and 48 of 0.03: mean 0.025. Blocks differ from it by -0.015 * 16 and
+    # 0.005 * 48 nats, -0.24 and 0.24; sqrt(2 * 0.24^2 * 2 / 1) / 64 = 0.0075.
+    found = gap_of([block(0.01, num_tokens=16), block(0.03, num_tokens=48)])
+    assert (found.value, found.error) == pytest.approx((0.025, 0.0075))
+    assert found.least == pytest.approx(0.025 - 3 * 0.0075)
+
+
+def test_a_single_block_says_nothing_about_its_error():
+    assert gap_of([block(0.5)]).least == -math.inf
+
+
+@pytest.mark.parametrize("bad", [50.0, math.inf], ids=str)
+def test_one_broken_block_of_a_pool_is_left_out(bad):
+    assert gap_of(without_largest_gaps([*blocks(0.01, 15), block(bad)])).value == pytest.approx(
+        0.01
+    )
+
+
+def test_of_a_few_blocks_none_is_left_out():
+    assert len(without_largest_gaps(blocks(0.01, 7))) == 7
+
+
+def test_the_largest_of_each_block_show_the_99th_percentile():
+    rng = np.random.default_rng(1)
+    ratios = rng.standard_t(3, (4096, 32)) * 0.02
+    pool = [block_of_tokens(row, -np.ones(32)) for row in ratios]
+    assert gap_quantile(pool, 0.99) == pytest.approx(np.quantile(np.abs(ratios), 0.99), rel=0.05)
+
+
+def test_no_half_of_the_values_raises_the_lower_median_above_another():
+    assert lower_median([math.nan, 0.02, math.inf, 0.01]) == 0.02
+    assert math.isnan(lower_median([math.nan]))
+
+
+def test_the_scale_error_is_that_of_a_temperature():
+    # softmax(2 z) against softmax(z) over two tokens: r is exactly half of log mu, and a constant.
+    logprobs = np.array([-0.5, -1.5, -3.0, -0.1] * 8)
+    found = scale_error_of([block_of_tokens(0.02 * logprobs + 0.03, logprobs)] * 3)
+    assert found == pytest.approx(0.02)
+
+
+def test_without_a_spread_of_log_probabilities_there_is_no_scale_error():
+    assert scale_error_of([block_of_tokens([0.1, 0.2], [-1.0, -1.0])] * 2) is None
+    assert scale_error_of([block_of_tokens([-math.inf, 0.2], [-1.0, -2.0])]) is None
+
+
+def test_bins_of_positions_double():
+    places = [0, 31, 32, 63, 64, 127, 128, 1000]
+    found = gap_by_position(block(float(place), position=place) for place in places)
+    assert found == pytest.approx({0: 15.5, 32: 47.5, 64: 95.5, 128: 128.0, 512: 1000.0})
+
+
+OK, WARN, CRITICAL, DEAD = WarningLevel
+LEVELS = st.sampled_from(WarningLevel)
+BOUNDS = st.none() | st.sampled_from((WARN, CRITICAL, DEAD))
+POLICIES = st.builds(
+    GuardPolicy,
+    answers_warning=st.booleans(),
+    roll_back_from=BOUNDS,
+    rolls_back_on_collapse=st.booleans(),
+)
+
+
+def need(policy, level, *, has_collapsed=False, num_rollbacks=0):
+    return policy.rollback_need(level, has_collapsed=has_collapsed, num_rollbacks=num_rollbacks)
+
+
+@given(LEVELS, st.booleans())
+def test_a_policy_without_guards_does_nothing(level, has_collapsed):
+    policy = GuardPolicy()
+    assert not policy.answers(level)
+    assert need(policy, level, has_collapsed=has_collapsed) is RollbackNeed.NONE
+    assert not policy.lowers_rate
+
+
+def test_a_critical_warning_is_answered():
+    policy = GuardPolicy(answers_warning=True)
+    assert [policy.answers(level) for level in WarningLevel] == [False, False, True, True]
+
+
+def test_a_collapse_rolls_back_whatever_the_warning_says():
+    policy = GuardPolicy(rolls_back_on_collapse=True)
+    assert {need(policy, level, has_collapsed=True) for level in WarningLevel} == {RollbackNeed.DUE}
+    assert {need(policy, level) for level in WarningLevel} == {RollbackNeed.NONE}
+
+
+def test_a_warning_rolls_back_from_the_level_of_the_policy_on():
+    policy = GuardPolicy(roll_back_from=CRITICAL)
+    needs = [need(policy, level) for level in WarningLevel]
+    assert needs == [RollbackNeed.NONE, RollbackNeed.NONE, RollbackNeed.DUE, RollbackNeed.DUE]
+
+
+@given(POLICIES, st.lists(st.tuples(LEVELS, st.booleans()), max_size=60))
+def test_however_a_run_goes_it_is_rolled_back_at_most_as_often_as_it_may(policy, steps):
+    """Every rollback lowers the rate, unless it is at its floor, and no ill step raises it."""
+    backoff, rollbacks = RateBackoff(), Rollbacks()
+    for version, (level, has_collapsed) in enumerate(steps, 1):
+        before = backoff.factor
+        backoff = backoff.observe(is_warned=policy.answers(level))
+        wanted = need(policy, level, has_collapsed=has_collapsed, num_rollbacks=rollbacks.number)
+        if wanted is RollbackNeed.DUE:
+            backoff, rollbacks = backoff.after_rollback(), rollbacks.after(version)
+            assert backoff.factor == max(SMALLEST_BACKOFF, before / 2)
+        assert backoff.factor <= before
+    assert rollbacks.number <= MAX_ROLLBACKS
+    if not policy.lowers_rate:
+        assert backoff.factor == 1.0
+
+
+@given(POLICIES, LEVELS, st.booleans())
+def test_a_worse_run_never_gets_less_help(policy, level, has_collapsed):
+    worse = WarningLevel.DEAD
+    assert policy.answers(worse) >= policy.answers(level)
+    if need(policy, level, has_collapsed=has_collapsed) is not RollbackNeed.NONE:
+        assert need(policy, worse, has_collapsed=True) is not RollbackNeed.NONE
+
+
+@given(POLICIES, LEVELS, st.booleans())
+def test_no_checkpoint_is_gone_back_to_that_would_cause_a_rollback_at_once(
+    policy, level, has_collapsed
+):
+    if policy.is_good(level, has_collapsed=has_collapsed):
+        assert need(policy, level, has_collapsed=has_collapsed) is RollbackNeed.NONE
+        assert not level.is_at_least(CRITICAL)
+
+
+def test_after_a_rollback_the_lag_may_grow_by_one_version_with_each_step():
+    rollbacks = Rollbacks().after(40)
+    assert [rollbacks.largest_lag_steps(version) for version in (40, 41, 47)] == [0, 1, 7]
+    assert Rollbacks().largest_lag_steps(47) is None
+
+
+WARNED, WELL = True, False
+
+
+def factors(*steps):
+    backoff, seen = RateBackoff(), []
+    for is_warned in steps:
+        backoff = backoff.observe(is_warned=is_warned, is_well=not is_warned)
+        seen.append(backoff.factor)
+    return seen
+
+
+def test_the_first_warned_step_halves_the_rate():
+    assert factors(WELL, WELL, WARNED) == [1.0, 1.0, 0.5]
+
+
+def test_a_warning_that_lasts_halves_it_again_after_a_window_taken_at_the_lower_rate():
+    # The step of the halving, then ten steps at the lower rate, and the next one is judged.
+    assert factors(*[WARNED] * 23) == [0.5] * 11 + [0.25] * 11 + [0.125]
+
+
+def test_the_rate_returns_after_ten_well_steps():
+    assert factors(WARNED, *[WELL] * 11) == [0.5] * 10 + [1.0] * 2
+
+
+def test_each_later_warning_doubles_the_wait():
+    # Back after 10 well steps, then after 20, then after 40.
+    steps = [WARNED, *[WELL] * 10, WARNED, *[WELL] * 20, WARNED, *[WELL] * 40]
+    seen = factors(*steps)
+    assert [index for index, factor in enumerate(seen) if factor == 1.0] == [10, 31, 72]
+
+
+def test_a_step_that_is_neither_warned_nor_well_starts_the_wait_again():
+    backoff = RateBackoff().observe(is_warned=True)
+    for is_well in [True] * 9 + [False] + [True] * 9:
+        backoff = backoff.observe(is_warned=False, is_well=is_well)
+    assert backoff.factor == 0.5
+    assert backoff.observe(is_warned=False, is_well=True).factor == 1.0
+
+
+def test_a_false_alarm_costs_nine_steps():
+    # Eight steps without a good trajectory, of a run that is well before and after them.
+    warning, backoff, lost = EarlyWarning(), RateBackoff(), 0.0
+    for relative in [0.9] * 20 + [0.02] * 8 + [0.9] * 100:
+        lost += 1.0 - backoff.factor
+        warning = warning.observe(StepHealth(relative_ess=relative))
+        is_critical = warning.level is WarningLevel.CRITICAL
+        is_well = warning.level is WarningLevel.OK
+        backoff = backoff.observe(is_warned=is_critical, is_well=is_well)
+    assert 0.0 < lost <= 9.0
+    assert backoff.factor == 1.0
+
+
+def test_a_second_warning_within_the_wait_halves_again():
+    assert factors(WARNED, *[WARNED] * 10, WARNED)[-1] == 0.25
+
+
+def test_the_rate_has_a_floor():
+    assert factors(*[WARNED] * 500)[-1] == SMALLEST_BACKOFF == 1 / 64
+
+
+def test_a_rollback_halves_the_rate_also_within_the_window_of_a_warning():
+    backoff = RateBackoff().observe(is_warned=True).observe(is_warned=False)
+    lowered = backoff.after_rollback()
+    assert (lowered.factor, lowered.ceiling, lowered.age_steps) == (0.25, 0.25, 0)
+
+
+def test_the_rate_does_not_rise_above_what_a_rollback_left():
+    backoff = RateBackoff().after_rollback()
+    for is_warned in [True, *[False] * 100]:
+        backoff = backoff.observe(is_warned=is_warned, is_well=not is_warned)
+    assert backoff.factor == backoff.ceiling == 0.5
+
+
+def test_a_rollback_in_the_step_of_a_halving_does_not_halve_again():
+    backoff = RateBackoff().observe(is_warned=True)
+    after = backoff.after_rollback()
+    assert (after.factor, after.ceiling, backoff.ceiling) == (0.5, 0.5, 1.0)
+
+
+@pytest.mark.parametrize("changes", [{"factor": 0.0}, {"ceiling": 0.5}], ids=str)
+def test_a_factor_out_of_range_is_refused(changes):
+    with pytest.raises(ValueError, match=r"give numbers in \[0.015625, 1\]"):
+        RateBackoff(**changes)
+
+
+def warning_after(*relative, warning=None, **numbers):
+    warning = warning or EarlyWarning()
+    for each in relative:
+        warning = warning.observe(StepHealth(relative_ess=each, **numbers))
+    return warning
+
+
+def levels_of(*relative):
+    warning, levels = EarlyWarning(), []
+    for each in relative:
+        warning = warning_after(each, warning=warning)
+        levels.append(warning.level)
+    return levels
+
+
+def test_the_mean_weighs_a_step_with_four_fifths_of_the_one_after_it():
+    # (0.64 * 0.1 + 0.8 * 0.2 + 0.4) / (0.64 + 0.8 + 1)
+    assert warning_after(0.1, 0.2, 0.4).mean == pytest.approx(0.624 / 2.44)
+
+
+@pytest.mark.parametrize(
+    ("relative", "level"),
+    [(0.34, WarningLevel.OK), (0.32, WarningLevel.WARN), (0.21, WarningLevel.CRITICAL)],
+)
+def test_the_level_is_that_of_the_mean(relative, level):
+    assert warning_after(*[relative] * 30).level is level
+
+
+def test_a_step_above_the_on_policy_ess_counts_as_on_policy():
+    assert warning_after(5.0, 5.0).mean == pytest.approx(1.0)
+
+
+def test_nothing_seen_is_nothing_wrong():
+    assert (EarlyWarning().level, EarlyWarning().score) == (WarningLevel.OK, 0.0)
+
+
+def test_the_first_four_steps_have_no_level():
+    assert levels_of(*[0.01] * 5) == [WarningLevel.OK] * 4 + [WarningLevel.CRITICAL]
+
+
+def test_one_low_step_is_no_warning():
+    assert set(levels_of(*[0.9] * 20, 0.01, *[0.9] * 20)) == {WarningLevel.OK}
+
+
+def test_a_level_ends_at_one_and_a_half_of_its_threshold():
+    critical = warning_after(*[0.2] * 60)
+    still, warned = (warning_after(*[at] * 60, warning=critical) for at in (0.32, 0.34))
+    assert (still.level, warned.level) == (WarningLevel.CRITICAL, WarningLevel.WARN)
+    still, well = (warning_after(*[at] * 60, warning=warned) for at in (0.48, 0.51))
+    assert (still.level, well.level) == (WarningLevel.WARN, WarningLevel.OK)
+
+
+def test_a_run_at_a_threshold_does_not_come_and_go():
+    levels = levels_of(*[0.9] * 5, *[0.25, 0.4] * 60)
+    assert sum(a is not b for a, b in pairwise(levels)) == 1
+
+
+def test_the_score_tells_the_level():
+    for relative in (0.9, 0.3, 0.1, 0.3, 0.4, 0.9, 0.02):
+        warning = warning_after(*[relative] * 20)
+        again = warning_after(*[0.28] * 20, warning=warning)
+        for each in (warning, again):
+            is_critical = each.level.is_at_least(WarningLevel.CRITICAL)
+            assert is_critical is (each.score >= CRITICAL_SCORE)
+            assert each.level.is_at_least(WarningLevel.WARN) is (each.score >= WARN_SCORE)
+
+
+@pytest.mark.parametrize("numbers", [{"ess": 1.4}, {"gradient_norm": 9e-6}])
+def test_ten_steps_in_a_row_without_a_gradient_or_an_ess_are_dead(numbers):
+    almost = warning_after(*[0.9] * (DEAD_STEPS - 1), **numbers)
+    assert almost.level is WarningLevel.OK
+    assert warning_after(0.9, warning=almost, **numbers).level is WarningLevel.DEAD
+    assert warning_after(0.9, 0.9, warning=almost).level is WarningLevel.OK
+
+
+def test_a_solved_batch_without_a_gradient_is_not_dead():
+    assert warning_after(*[1.0] * 20, gradient_norm=None).level is WarningLevel.OK
+
+
+@pytest.mark.parametrize("change", [{"mean": 1.5}, {"seen": -1}, {"dead_steps": -1}])
+def test_a_state_out_of_range_is_refused(change):
+    with pytest.raises(ValueError, match="give a mean in"):
+        EarlyWarning(**change)
+
+
+@pytest.mark.parametrize("name", ["relative_ess", "ess", "gradient_norm"])
+@pytest.mark.parametrize("value", [-0.1, float("nan"), float("inf")])
+def test_a_number_that_is_none_is_refused(name, value):
+    with pytest.raises(ValueError, match=f"{name} is {value}"):
+        StepHealth(**{"relative_ess": 0.5, name: value})
+
+
+def test_levels_are_ordered_from_good_to_bad():
+    assert WarningLevel.CRITICAL.is_at_least(WarningLevel.WARN)
+    assert not WarningLevel.OK.is_at_least(WarningLevel.WARN)

@@ -1,0 +1,284 @@
+from __future__ import annotations
+
+import ast
+import math
+import random
+import runpy
+from pathlib import Path
+from statistics import fmean
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.estimators import reference_parity
+from vcpo import algo
+from vcpo.algo.advantage import advantages
+from vcpo.algo.baseline import Baseline, optimal_baseline
+from vcpo.algo.coverage import on_policy_mean_weight, policy_coverage
+from vcpo.algo.ess.importance_weights import NonFiniteWeightError, ess_ratio
+from vcpo.algo.ess.learning_rate import learning_rate_scale
+from vcpo.algo.rollout_noise import NoiseSchedule
+from vcpo.torch import StepRule, opob_advantages, truncated_weights, vcpo2_advantages
+
+
+def test_a_second_derivation_finds_the_same_numbers() -> None:
+    errors = reference_parity.compare(batches=30, seed=1)
+    assert sorted(errors) == ["ess_ratio", "learning_rate_scale", "optimal_baseline"]
+    assert max(errors.values()) < 1e-10
+
+
+SOURCES = sorted(Path(algo.__file__).parent.rglob("*.py"))
+PURE = {
+    "collections",
+    "dataclasses",
+    "enum",
+    "functools",
+    "inspect",
+    "itertools",
+    "math",
+    "statistics",
+    "types",
+    "typing",
+    "vcpo",
+}
+
+
+def imported_roots(source: Path) -> set[str]:
+    nodes = list(ast.walk(ast.parse(source.read_text(encoding="utf-8"))))
+    plain = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    named = {str(node.module) for node in nodes if isinstance(node, ast.ImportFrom)}
+    return {name.split(".")[0] for name in plain | named}
+
+
+def test_the_mathematics_imports_nothing_but_plain_python() -> None:
+    assert set().union(*map(imported_roots, SOURCES)) <= PURE
+
+
+def schedule(**changed):
+    settings = {"initial_sigma": 1e-2, "final_sigma": 1e-4, "num_stages": 10, "total_steps": 100}
+    return NoiseSchedule(**{**settings, **changed})
+
+
+def test_the_worked_example():
+    # Ten stages from 1e-2 to 1e-4: a factor of 10^(-1/4) each.
+    expected = [0, 0.01, 0.00562, 0.00316, 0.00178, 0.001, 0.00056, 0.00032, 0.00018, 0.0001]
+    found = [schedule().sigma(step) for step in range(0, 100, 10)]
+    assert found == pytest.approx(expected, rel=2e-2)
+
+
+def test_a_stage_lasts_until_the_next_begins():
+    assert schedule().sigma(9) == 0.0
+    assert schedule().sigma(10) == schedule().sigma(19) == 0.01
+
+
+@given(st.integers(0, 500), st.integers(1, 400), st.integers(3, 40))
+def test_noise_stays_between_its_ends_and_never_rises_again(step, total_steps, num_stages):
+    found = schedule(total_steps=total_steps, num_stages=num_stages)
+    sigma, later = found.sigma(step), found.sigma(step + 1)
+    assert sigma == 0.0 or 1e-4 * (1 - 1e-9) <= later <= sigma <= 1e-2
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("initial_sigma", 0.0),
+        ("final_sigma", math.inf),
+        ("num_stages", 2),
+        ("total_steps", 0),
+    ],
+)
+def test_a_setting_out_of_range_is_named(field, value):
+    with pytest.raises(ValueError, match=rf"{field} is {value}|{field} {value}"):
+        schedule(**{field: value})
+
+
+FLOAT32_MAX = (2 - 2**-23) * 2.0**127
+MEASURED = [0.4, -0.7, 1.1, 0.2, -1.3, 0.0, 0.9, -0.2]
+
+
+def test_one_weight_beyond_float32_brakes_the_step_instead_of_freeing_it() -> None:
+    log_weights = [89.0, 0.0, 0.0, 0.0]
+    assert math.exp(89.0) > FLOAT32_MAX
+    assert learning_rate_scale(ess_ratio(log_weights)) == pytest.approx(0.5, rel=1e-12)
+
+
+@pytest.mark.parametrize("log_weight", [math.nan, math.inf], ids=str)
+def test_a_weight_that_is_no_number_never_gets_a_rate(log_weight: float) -> None:
+    with pytest.raises(NonFiniteWeightError):
+        learning_rate_scale(ess_ratio([0.0, log_weight]))
+    with pytest.raises(ValueError, match="ess_ratio is nan"):
+        learning_rate_scale(math.nan)
+
+
+@pytest.mark.parametrize("shift", [-16.0, 700.0], ids=str)
+def test_a_drift_common_to_all_weights_is_not_taken_for_a_collapse(shift: float) -> None:
+    drifted = [log_weight + shift for log_weight in MEASURED]
+    assert ess_ratio(drifted) == pytest.approx(ess_ratio(MEASURED), rel=1e-10)
+    assert learning_rate_scale(ess_ratio(drifted)) > 0.7
+
+
+def test_the_epsilon_of_the_release_takes_a_drift_for_a_collapse() -> None:
+    weights = [math.exp(log_weight - 16.0) for log_weight in MEASURED]
+    with_epsilon = sum(weights) ** 2 / (sum(w * w for w in weights) + 1e-8) / len(weights)
+    assert with_epsilon < 1e-3 < ess_ratio([log_weight - 16.0 for log_weight in MEASURED])
+
+
+def test_small_weights_leak_no_gradient_out_of_a_group_that_is_all_right() -> None:
+    squared_norms = [(1e-3 * 10.0) ** 2] * 4
+    assert optimal_baseline([1.0] * 4, squared_norms) == 1.0
+    assert advantages([1.0] * 4, Baseline.OPOB, squared_norms) == [0.0] * 4
+
+
+REWARDS = torch.tensor([[1.0, 0.0], [1.0, 1.0]])
+NORMS = torch.tensor([[3.0, 1.0], [2.0, 2.0]])
+
+
+def make_optimizer(rate: float = 0.5) -> torch.optim.SGD:
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    parameter.grad = torch.ones(1)
+    return torch.optim.SGD([parameter], lr=rate)
+
+
+def position(optimizer: torch.optim.Optimizer) -> float:
+    return float(optimizer.param_groups[0]["params"][0].detach())
+
+
+def test_weights_are_truncated_and_have_no_gradient():
+    log_weights = torch.tensor([math.log(20.0), math.log(0.5)], requires_grad=True)
+    weights = truncated_weights(log_weights)
+    torch.testing.assert_close(weights, torch.tensor([8.0, 0.5]))
+    assert not weights.requires_grad
+
+
+def test_opob_weighs_each_prompts_rewards_by_squared_norms():
+    # b* = 3 * 1 / (3 + 1) of the first prompt; equal rewards have no advantage.
+    expected = torch.tensor([[0.25, -0.75], [0.0, 0.0]])
+    torch.testing.assert_close(opob_advantages(REWARDS, NORMS), expected)
+
+
+def test_vcpo2_has_one_baseline_for_the_batch_lowered_by_what_it_does_not_show():
+    log_weights = torch.tensor([[0.0, 0.0], [-math.inf, -math.inf]])
+    # b* = 7 / 8 over the batch, C = 1/2 and min R = 0: the baseline is 7 / 16.
+    expected = REWARDS - 7 / 16
+    torch.testing.assert_close(vcpo2_advantages(REWARDS, NORMS, log_weights), expected)
+
+
+def test_vcpo_steps_at_the_root_of_the_ess_ratio_and_restores_the_rate():
+    optimizer = make_optimizer()
+    rule = StepRule(optimizer, max_lag_steps=8, method="vcpo")
+    # Weights 1 and 0: ESS 1 of 2.
+    report = rule.step(torch.tensor([0.0, -math.inf]), torch.tensor([3, 3]))
+    assert report.ess_ratio == 0.5
+    assert report.rate == pytest.approx(0.5 * math.sqrt(0.5))
+    assert position(optimizer) == pytest.approx(-report.rate)
+    assert optimizer.param_groups[0]["lr"] == 0.5
+
+
+def test_vcpo2_starts_at_a_share_of_the_rate_and_doubles_while_data_stays_fresh():
+    rule = StepRule(make_optimizer(), max_lag_steps=64)
+    fresh = torch.zeros(4), torch.zeros(4)
+    assert [rule.step(*fresh).scale * 64 for _ in range(3)] == [1.0, 2.0, 4.0]
+
+
+def test_a_weight_without_a_value_is_refused_before_the_step():
+    optimizer = make_optimizer()
+    with pytest.raises(NonFiniteWeightError):
+        StepRule(optimizer, max_lag_steps=1).step(torch.tensor([math.nan]), torch.tensor([0]))
+    assert position(optimizer) == 0.0
+
+
+def test_another_method_is_refused():
+    with pytest.raises(ValueError, match="method is 'grpo': give 'vcpo2' or 'vcpo'"):
+        StepRule(make_optimizer(), max_lag_steps=1, method="grpo")
+
+
+def test_the_plain_loop_learns_its_task(capsys):
+    torch.manual_seed(0)
+    rewards = runpy.run_path("examples/plain_loop.py")["train"](80)
+    assert sum(rewards[:5]) / 5 < 0.2
+    assert sum(rewards[-5:]) / 5 > 0.9
+    assert capsys.readouterr().out.count("reward") == 4
+
+
+log_weights = st.lists(st.floats(-50, 50), min_size=1, max_size=32)
+
+
+def test_the_coverage_is_the_mean_weight() -> None:
+    # (1/2 + 1 + 1/4 + 1/4) / 4
+    assert policy_coverage([math.log(w) for w in (0.5, 1, 0.25, 0.25)], 8) == pytest.approx(0.5)
+
+
+def test_weights_count_up_to_the_cap() -> None:
+    # (2 + 0 + 0 + 0) / 4 with a cap of 2
+    assert policy_coverage([50.0, -math.inf, -800.0, -math.inf], 2) == pytest.approx(0.5)
+
+
+def test_data_never_shows_more_than_the_whole_policy() -> None:
+    assert policy_coverage([1.0, 1.0], 8) == 1.0
+
+
+def test_what_the_mismatch_takes_does_not_count_as_missing() -> None:
+    assert policy_coverage([math.log(0.6)] * 4, 8, on_policy_mean=0.8) == pytest.approx(0.75)
+
+
+@given(log_weights, st.floats(1, 100))
+def test_the_coverage_is_a_share(logs: list[float], cap: float) -> None:
+    assert 0.0 <= policy_coverage(logs, cap) <= 1.0
+
+
+@given(log_weights, st.floats(0, 20))
+def test_probability_that_leaves_the_data_lowers_the_coverage(
+    logs: list[float], nats: float
+) -> None:
+    assert policy_coverage([log - nats for log in logs], 8) <= policy_coverage(logs, 8)
+
+
+def test_a_weight_that_is_not_a_number_is_refused() -> None:
+    with pytest.raises(NonFiniteWeightError, match=r"log_weights\[1\]"):
+        policy_coverage([0.0, math.nan], 8)
+
+
+@pytest.mark.parametrize(
+    ("cap", "mean", "message"),
+    [(0.0, 1.0, "cap is"), (math.inf, 1.0, "cap is"), (8.0, 0.0, "on_policy_mean is")],
+)
+def test_numbers_out_of_range_are_refused(cap: float, mean: float, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        policy_coverage([0.0], cap, mean)
+
+
+def test_without_mismatch_every_weight_is_one() -> None:
+    assert on_policy_mean_weight([0.0, 0.0], 8) == 1.0
+
+
+@pytest.mark.parametrize("variance", [0.5, 2.0, 8.0])
+def test_the_mean_truncated_weight_is_that_of_drawn_weights(variance: float) -> None:
+    drawn = random.Random(7)
+    deviation = math.sqrt(variance)
+    weights = [math.exp(drawn.gauss(-variance / 2, deviation)) for _ in range(400_000)]
+    # A standard error of at most 0.0025: the truncated weights have a deviation below 1.6.
+    expected = fmean(min(weight, 8.0) for weight in weights)
+    assert on_policy_mean_weight([variance], 8) == pytest.approx(expected, abs=0.01)
+
+
+def test_a_batch_has_the_mean_of_its_lengths() -> None:
+    short, long = on_policy_mean_weight([1.0], 8), on_policy_mean_weight([6.0], 8)
+    assert on_policy_mean_weight([1.0, 6.0], 8) == pytest.approx((short + long) / 2)
+
+
+@given(st.floats(0, 1e9), st.floats(1, 1e6))
+def test_truncation_only_takes(variance: float, cap: float) -> None:
+    assert 0.0 < on_policy_mean_weight([variance], cap) <= 1.0
+
+
+@pytest.mark.parametrize(
+    ("variances", "cap", "message"),
+    [([], 8.0, "variances is empty"), ([-1.0], 8.0, "a variance is"), ([1.0], 0.5, "cap is")],
+)
+def test_a_variance_or_cap_that_cannot_be_is_refused(
+    variances: list[float], cap: float, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        on_policy_mean_weight(variances, cap)

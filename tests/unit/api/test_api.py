@@ -1,0 +1,450 @@
+from __future__ import annotations
+
+import re
+import typing
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+
+from scripts.render_reference import FIRST, rendered_page
+from vcpo.algo.advantage import BaselineScope
+from vcpo.algo.baseline import Baseline
+from vcpo.algo.ess.learning_rate import LearningRateRule
+from vcpo.algo.methods import LOSS_CONFIGS, Aggregation, Method, Weight
+from vcpo.api import API_VERSION, KIND, SpecError, VCPORun, json_schema, load_run, parse_run
+from vcpo.api.advice import algorithm_warnings, batch_warnings, rollout_warnings
+from vcpo.api.algorithm import Algorithm, Batch
+from vcpo.api.run import VCPORunSpec
+from vcpo.api.workloads import Model, RolloutGroup
+
+FILE = """
+metadata: {name: r}
+spec:
+  model: {name: m}
+  environment: {name: countdown}
+  steps: 400
+  rollouts: [{name: a}, {name: b}]
+"""
+
+
+@pytest.fixture
+def path(tmp_path):
+    file = tmp_path / "run.yaml"
+    file.write_text(FILE)
+    return file
+
+
+def problem_of(path, *changes: str) -> str:
+    with pytest.raises(SpecError) as refused:
+        load_run(path, changes)
+    return str(refused.value)
+
+
+def test_a_field_is_set_with_or_without_the_name_of_its_section(path):
+    run = load_run(path, ["algorithm.maxPolicyLagSteps=12", "spec.steps=20", "metadata.name=other"])
+    assert run.spec.algorithm.max_policy_lag_steps == 12
+    assert (run.spec.steps, run.metadata.name) == (20, "other")
+
+
+def test_a_value_is_read_as_in_the_file(path):
+    changes = ["optimizer.learningRate=1e-5", "sampling.stopStrings=['.']", "model.lora={rank: 4}"]
+    spec = load_run(path, changes).spec
+    assert spec.optimizer.learning_rate == 1e-5
+    assert list(spec.sampling.stop_strings) == ["."]
+    assert spec.model.model_dump()["lora"]["rank"] == 4
+
+
+def test_an_item_of_a_list_is_counted_from_zero(path):
+    groups = load_run(path, ["rollouts[1].maxReplicas=7"]).spec.rollouts
+    assert [each.max_replicas for each in groups][1] == 7
+    assert groups[0].max_replicas != 7
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("steps", "'steps' must be FIELD=VALUE, such as algorithm.maxPolicyLagSteps=12"),
+        ("steps=many", "spec.steps: Input should be a valid integer"),
+        ("steps=[", "is not YAML"),
+        ("algorithm.lag=1", "spec.algorithm.lag: unknown field"),
+        ("rollouts.maxReplicas=1", "name an item, such as spec.rollouts[0].maxReplicas"),
+        ("rollouts.1.maxReplicas=1", "has no 1; name an item, such as spec.rollouts[1]"),
+        ("rollouts[2].maxReplicas=1", "spec.rollouts has 2 items in the file"),
+        ("evaluation[0]=1", "has no items in the file"),
+        ("steps.x=1", "spec.steps is no section in the file, so it has no x"),
+        ("steps..x=1", "'steps..x' names no field"),
+    ],
+)
+def test_a_change_that_fits_nowhere_is_refused_with_its_cure(path, change, words):
+    assert words in problem_of(path, change)
+
+
+ON_ONE_SCREEN = """
+apiVersion: vcpo.dev/v1alpha1
+kind: VCPORun
+metadata: {name: countdown}
+spec:
+  model: {name: Qwen/Qwen2.5-1.5B}
+  environment: {name: countdown}
+  steps: 400
+  algorithm: {maxPolicyLagSteps: 12}
+  rollouts: [{name: main, minReplicas: 1, maxReplicas: 6}]
+"""
+
+
+def minimal_run() -> VCPORun:
+    return parse_run("""
+        metadata: {name: r}
+        spec: {model: {name: m}, environment: {name: countdown}, steps: 3}
+    """)
+
+
+def test_a_run_that_fits_on_a_screen_is_accepted():
+    spec = parse_run(ON_ONE_SCREEN).spec
+    assert (spec.model.name, spec.environment.name) == ("Qwen/Qwen2.5-1.5B", "countdown")
+    assert (spec.steps, spec.algorithm.max_policy_lag_steps) == (400, 12)
+    assert [(group.name, group.max_replicas) for group in spec.rollouts] == [("main", 6)]
+
+
+def test_version_and_kind_may_be_left_out():
+    run = minimal_run()
+    assert (run.api_version, run.kind) == (API_VERSION, KIND) == ("vcpo.dev/v1alpha1", "VCPORun")
+
+
+def test_the_default_algorithm_is_the_papers_with_three_departures():
+    algorithm = minimal_run().spec.algorithm
+    config = algorithm.loss_config
+    assert algorithm.method is Method.VCPO2
+    assert (config.baseline, config.baseline_scope) == (Baseline.PESSIMISTIC, BaselineScope.BATCH)
+    assert config.learning_rate_rule is LearningRateRule.TRUST_REGION
+    assert (config.weight, config.weight_cap) == (Weight.SEQUENCE, 8.0)
+    assert config.aggregation is Aggregation.SEQUENCE_MEAN
+    assert algorithm.on_policy_ess_ratio is None
+
+
+def test_the_default_fleet_is_one_worker_of_one_group():
+    (group,) = minimal_run().spec.rollouts
+    assert (group.name, group.min_replicas, group.max_replicas) == ("main", 1, 1)
+
+
+def test_a_step_takes_prompts_times_trajectories():
+    assert minimal_run().spec.batch.trajectories == 16 * 8
+
+
+def test_json_is_read_like_yaml():
+    text = '{"metadata": {"name": "r"}, "spec": {"model": {"name": "m"}, '
+    text += '"environment": {"name": "countdown"}, "steps": 3}}'
+    assert parse_run(text) == minimal_run()
+
+
+def test_a_run_cannot_be_changed():
+    run = minimal_run()
+    with pytest.raises(ValidationError, match="frozen"):
+        run.spec.steps = 4
+
+
+UNITS = {"_seconds": "seconds", "_gibibytes": "GiB", "_nats": "nats per token"}
+
+
+def models_in(annotation: object) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for argument in typing.get_args(annotation):
+        yield from models_in(argument)
+
+
+def fields(
+    model: type[BaseModel] = VCPORunSpec, path: str = "spec"
+) -> Iterator[tuple[str, str, FieldInfo]]:
+    """Path, name and field of each value that a run file can set, and of sections with a text."""
+    for name, field in model.model_fields.items():
+        inner = list(models_in(field.annotation))
+        if not inner or field.description:
+            yield f"{path}.{name}", name, field
+        for each in inner:
+            yield from fields(each, f"{path}.{name}")
+
+
+def text(field: FieldInfo) -> str:
+    return " ".join((field.description or "").split())
+
+
+def offenders(is_broken) -> list[str]:
+    return sorted({path for path, name, field in fields() if is_broken(name, field)})
+
+
+def test_a_field_without_a_default_value_says_what_unset_means():
+    def is_broken(_: str, field: FieldInfo) -> bool:
+        unset = field.default is None and not field.is_required()
+        return unset and "if unset" not in text(field).lower()
+
+    assert offenders(is_broken) == []
+
+
+def test_a_field_with_a_unit_names_it_in_its_text():
+    def is_broken(name: str, field: FieldInfo) -> bool:
+        units = [unit for suffix, unit in UNITS.items() if name.endswith(suffix)]
+        return any(unit not in text(field) for unit in units)
+
+    assert offenders(is_broken) == []
+
+
+def test_no_text_speaks_of_pythons_none():
+    def is_broken(_: str, field: FieldInfo) -> bool:
+        return "None" in text(field)
+
+    assert offenders(is_broken) == []
+
+
+PAGE = rendered_page()
+ROWS = re.findall(r"^\| `([\w.\[\]]+)` \| (.+?) \| (.+?) \| (.+) \|$", PAGE, flags=re.M)
+
+
+def test_each_field_stands_once_with_its_text_and_the_twenty_come_first():
+    paths = [path for path, *_ in ROWS]
+    assert len(FIRST) == 20
+    assert tuple(paths[:20]) == FIRST
+    assert len(set(paths)) == len(paths)
+
+    def in_file(path: str) -> str:
+        return re.sub("_([a-z])", lambda each: each[1].upper(), path.removeprefix("spec."))
+
+    texts = {path.replace("[]", ""): text for path, _, _, text in ROWS}
+    assert texts == {
+        in_file(path): " ".join((field.description or "").split()).replace("|", "\\|")
+        for path, _, field in fields()
+    }
+
+
+def test_kind_range_and_default_of_a_field_are_told():
+    told = {path: (value, default) for path, value, default, _ in ROWS}
+    assert told["steps"] == ("integer, 1 to 10,000,000", "must be set")
+    assert told["optimizer.learningRate"] == ("number, above 0 to 1", "`1e-06`")
+    assert told["environment.overlongPrompts"] == ("`skip`, `truncate`, `fail`", "`skip`")
+    assert told["model.lora"] == ("section", "unset")
+    assert told["rollouts"] == ("list: section", "one, `main`")
+    assert told["model.lora.targetModules"] == ("list: text", "`[]`")
+
+
+def warnings(**fields):
+    return algorithm_warnings(Algorithm.model_validate(fields))
+
+
+def test_vcpo_as_it_is_needs_no_warning():
+    assert warnings() == ()
+
+
+QUIET = set(Method) - {Method.REINFORCE, Method.OPMD, Method.DAPO, Method.VTRACE}
+
+
+@pytest.mark.parametrize("method", sorted(QUIET))
+def test_a_method_with_its_own_settings_is_not_warned_about(method):
+    assert warnings(method=method) == ()
+
+
+@pytest.mark.parametrize("method", ["tba", "agro", "kimi"])
+def test_the_rule_is_advised_against_beside_a_kl_penalty(method):
+    (warning,) = warnings(method=method, learningRateRule="sqrt")
+    assert "limits already" in warning
+
+
+@pytest.mark.parametrize("method", ["gspo", "geometricMask"])
+def test_the_rule_reads_another_ratio_than_a_geometric_method_uses(method):
+    (warning,) = warnings(method=method, learningRateRule="sqrt")
+    assert "geometric ratios" in warning
+
+
+def test_the_rule_is_a_brake_only_where_the_gradient_holds_no_weights():
+    (warning,) = warnings(method="topr", learningRateRule="linear")
+    assert "'linear' reads importance weights" in warning
+
+
+@pytest.mark.parametrize("method", ["grpo", "m2po", "bapo"])
+def test_the_optimal_baseline_is_not_optimal_under_clipping(method):
+    (warning,) = warnings(method=method, baseline="opob")
+    assert "before the clipping" in warning
+
+
+@pytest.mark.parametrize("method", ["reinforce", "opmd"])
+def test_a_method_without_correction_is_warned_about_stale_data(method):
+    (warning,) = warnings(method=method)
+    assert "does not correct for stale data" in warning
+    assert warnings(method=method, maxPolicyLagSteps=0) == ()
+
+
+def test_a_filter_may_wait_for_ever():
+    (warning,) = warnings(method="dapo")
+    assert "no step is taken" in warning
+
+
+def test_advice_covers_every_loss_config():
+    assert all(isinstance(warnings(method=method), tuple) for method in LOSS_CONFIGS)
+
+
+def about_batch(lag=8, **fields):
+    algorithm = Algorithm.model_validate({"maxPolicyLagSteps": lag})
+    return list(batch_warnings(Batch.model_validate(fields), algorithm))
+
+
+def test_a_batch_as_it_is_needs_no_warning():
+    assert about_batch() == []
+    assert about_batch(overProvisionRatio=1.5) == []
+
+
+def test_without_lag_no_partial_response_can_be_resumed():
+    (warning,) = about_batch(lag=0, overProvisionRatio=1.5)
+    assert "`maxPolicyLagSteps` 0" in warning
+
+
+def batch_warning(**fields):
+    (warning,) = batch_warnings(Batch.model_validate(fields), Algorithm())
+    return warning
+
+
+def test_a_micro_batch_above_the_batch_is_said_to_change_nothing():
+    warning = batch_warning(promptsPerStep=4, trajectoriesPerPrompt=4, microBatchTrajectories=17)
+    assert warning.startswith(
+        "microBatchTrajectories 17 is more than the 16 trajectories of a step"
+    )
+
+
+@pytest.mark.parametrize("size", [{}, {"microBatchTrajectories": 16}])
+def test_a_micro_batch_up_to_the_batch_or_not_given_needs_no_warning(size):
+    batch = Batch.model_validate({"promptsPerStep": 4, "trajectoriesPerPrompt": 4, **size})
+    assert list(batch_warnings(batch, Algorithm())) == []
+
+
+@pytest.mark.parametrize(
+    ("lora", "engine", "precision", "count"),
+    [
+        ({}, "vllm", "float32", 1),
+        ({}, "vllm", "bfloat16", 0),
+        ({}, "hf", "float32", 0),
+        (None, "vllm", "float32", 0),
+    ],
+)
+def test_a_precision_in_which_vllm_serves_no_adapters_on_a_gpu_is_warned_about(
+    lora, engine, precision, count
+):
+    model = Model.model_validate({"name": "m", "lora": lora})
+    group = RolloutGroup.model_validate({"name": "main", "engine": engine, "precision": precision})
+    found = list(rollout_warnings(model, [group]))
+    assert len(found) == count
+    assert all(line.startswith("main: precision 'float32'") for line in found)
+
+
+SCHEMA = json_schema()
+UNBOUNDED_BY_DESIGN = {
+    # Pod templates are Kubernetes' own and checked there.
+    "spec.learner.template",
+    "spec.pods.template",
+    "spec.rollouts[].template",
+}
+
+
+def resolve(node: dict[str, Any]) -> dict[str, Any]:
+    """The node with its reference followed; what stands beside the reference goes before."""
+    name = node.get("$ref", "").removeprefix("#/$defs/")
+    return {**SCHEMA["$defs"][name], **node} if name else node
+
+
+def walk(path: str, node: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every value that a run may hold, by its path: `[]` is an item, `{}` a value of a map."""
+    node = resolve(node)
+    yield path, node
+    for name, inner in node.get("properties", {}).items():
+        yield from walk(f"{path}.{name}" if path else name, inner)
+    for inner in node.get("anyOf", []):
+        yield from walk(path, inner)
+    if "items" in node:
+        yield from walk(f"{path}[]", node["items"])
+    if isinstance(node.get("additionalProperties"), dict):
+        yield from walk(f"{path}{{}}", node["additionalProperties"])
+
+
+def properties() -> Iterator[tuple[str, str, dict[str, Any], dict[str, Any]]]:
+    """Every property: its path, its name, its schema and the object that holds it."""
+    for path, node in walk("", SCHEMA):
+        for name, inner in node.get("properties", {}).items():
+            yield f"{path}.{name}".strip("."), name, resolve(inner), node
+
+
+def is_bounded(node: dict[str, Any]) -> bool:
+    if {"const", "enum"} & node.keys():
+        return True
+    match node.get("type"):
+        case "string":
+            return "maxLength" in node
+        case "array":
+            return "maxItems" in node
+        case "integer" | "number":
+            lower = {"minimum", "exclusiveMinimum"} & node.keys()
+            upper = {"maximum", "exclusiveMaximum"} & node.keys()
+            return bool(lower and upper)
+        case "object":
+            return node.get("additionalProperties") is False or "maxProperties" in node
+    return node.get("type") in {"boolean", "null"} or "anyOf" in node
+
+
+def test_the_walk_reaches_the_leaves():
+    paths = {path for path, _ in walk("", SCHEMA)}
+    assert {"metadata.labels{}", "spec.rollouts[].maxReplicas", "spec.control.pollSeconds"} <= paths
+
+
+def test_every_property_is_described():
+    assert [path for path, _, node, _ in properties() if not node.get("description")] == []
+
+
+def test_every_string_number_list_and_map_is_bounded():
+    unbounded = {path for path, node in walk("", SCHEMA) if not is_bounded(node)}
+    assert unbounded == UNBOUNDED_BY_DESIGN
+
+
+def test_every_optional_property_has_a_default():
+    missing = [
+        path
+        for path, name, node, owner in properties()
+        if name not in owner.get("required", []) and "default" not in node
+    ]
+    assert missing == []
+
+
+def test_only_name_model_environment_and_steps_must_be_given():
+    required = [path for path, name, _, owner in properties() if name in owner.get("required", [])]
+    assert sorted(required) == [
+        "metadata",
+        "metadata.name",
+        "spec",
+        "spec.environment",
+        "spec.environment.name",
+        "spec.environment.rewards[].name",
+        "spec.model",
+        "spec.model.cache.claimName",
+        "spec.model.name",
+        "spec.pods.extraEgress[].port",
+        "spec.rollouts[].name",
+        "spec.steps",
+        "spec.tracking.sinks[].name",
+    ]
+
+
+def test_every_object_of_ours_is_closed():
+    owners = {id(owner): owner for _, _, _, owner in properties()}
+    assert all(owner["additionalProperties"] is False for owner in owners.values())
+
+
+@pytest.mark.parametrize(
+    ("path", "bounds"),
+    [
+        ("metadata.name", {"minLength": 1, "maxLength": 40}),
+        ("spec.steps", {"minimum": 1, "maximum": 10_000_000}),
+        ("spec.rollouts", {"minItems": 1, "maxItems": 8}),
+        ("spec.algorithm.maxPolicyLagSteps", {"minimum": 0, "maximum": 1024, "default": 8}),
+    ],
+)
+def test_bounds_are_those_of_the_model(path, bounds):
+    node = dict(walk("", SCHEMA))[path]
+    assert {key: node.get(key) for key in bounds} == bounds

@@ -1,0 +1,427 @@
+from __future__ import annotations
+
+import copy
+import functools
+import itertools
+import re
+import shutil
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import cel
+import helm_python
+import pytest
+from packaging.requirements import Requirement
+from ruamel.yaml import YAML
+
+from scripts.render_manifests import DEFINITION, MANIFESTS, chart_definition, rendered_files
+from tests.fixtures.chart.rendering import (
+    CHART,
+    NAMESPACE,
+    ROOT,
+    Manifest,
+    Values,
+    of_kind,
+    only,
+    operator_pod,
+    render,
+)
+from tests.fixtures.chart.variants import EVERYTHING, all_variants
+from tests.fixtures.operator.stored_runs import stored_run
+from tests.unit.chart.pod_security import violations
+from vcpo.api import VCPORun, missing_gpus
+
+ENABLED = {"metrics": {"dashboards": {"enabled": True}}}
+OBJECT_BYTES = 1 << 20
+"""Largest object that etcd takes."""
+
+
+def test_each_dashboard_is_in_a_config_map_byte_for_byte():
+    committed = {path.name: path.read_text() for path in CHART.glob("files/dashboards/*.json")}
+    rendered = {
+        name: text for each in of_kind("ConfigMap", ENABLED) for name, text in each["data"].items()
+    }
+    assert rendered == committed
+    assert len(committed) == 4
+
+
+def test_the_sidecar_finds_them_by_its_usual_label_in_the_namespace_of_the_release():
+    for config_map in of_kind("ConfigMap", ENABLED):
+        assert config_map["metadata"]["labels"]["grafana_dashboard"] == "1"
+        assert config_map["metadata"]["namespace"] == NAMESPACE
+        assert "annotations" not in config_map["metadata"]
+
+
+def test_labels_namespace_and_folder_are_those_of_the_values():
+    for config_map in of_kind("ConfigMap", EVERYTHING):
+        metadata = config_map["metadata"]
+        assert metadata["labels"]["team"] == "ml"
+        assert metadata["namespace"] == "monitoring"
+        assert metadata["annotations"] == {"grafana_folder": "Training: VCPO"}
+
+
+def test_a_config_map_fits_into_an_object_with_room_to_grow():
+    for config_map in of_kind("ConfigMap", ENABLED):
+        assert sum(map(len, config_map["data"].values())) < OBJECT_BYTES / 4
+
+
+KEEP = {"helm.sh/resource-policy": "keep"}
+
+
+def test_the_rendered_definition_is_the_committed_one_and_survives_an_uninstall():
+    committed = YAML(typ="safe").load((CHART / "files/run.crd.yaml").read_text())
+    (made,) = of_kind("CustomResourceDefinition")
+    assert made["spec"] == committed["spec"]
+    assert made["metadata"]["annotations"] == KEEP
+
+
+def test_keeping_can_be_switched_off():
+    made = of_kind("CustomResourceDefinition", {"crds": {"keep": False}})
+    assert not any("annotations" in each["metadata"] for each in made)
+
+
+def test_the_definition_can_be_left_to_somebody_else():
+    assert of_kind("CustomResourceDefinition", {"crds": {"enabled": False}}) == []
+
+
+def test_a_chart_without_the_definition_says_how_to_generate_it(tmp_path):
+    shutil.copytree(CHART, tmp_path / "vcpo")
+    (tmp_path / "vcpo" / "files" / "run.crd.yaml").unlink()
+    with (
+        helm_python.Chart.load(tmp_path / "vcpo") as chart,
+        pytest.raises(helm_python.HelmRenderError, match=r"python -m vcpo_operator\.crd >"),
+    ):
+        chart.render({})
+
+
+FILES: dict[str, list[Manifest]] = {
+    path.name: list(YAML(typ="safe").load_all(path.read_text())) for path in (DEFINITION, MANIFESTS)
+}
+DOCUMENTS = FILES["vcpo.yaml"]
+
+
+def identity(manifest: Manifest) -> tuple[str, str]:
+    return manifest["kind"], manifest["metadata"]["name"]
+
+
+@pytest.mark.parametrize(("path", "text"), [*rendered_files().items(), *chart_definition().items()])
+def test_a_committed_file_is_what_the_chart_renders(path, text):
+    assert path.read_text() == text, f"{path.name} is stale; cure: scripts/render_manifests.py"
+
+
+def test_the_definitions_alone_are_in_a_file_of_their_own():
+    kind = "CustomResourceDefinition"
+    assert [each["kind"] for each in FILES["run.crd.yaml"]] == [kind]
+    assert kind not in {each["kind"] for each in DOCUMENTS}
+
+
+def test_they_hold_every_object_of_the_chart_but_the_test_pod():
+    expected = {identity(manifest) for manifest in render() if manifest["kind"] != "Pod"}
+    found = {identity(manifest) for manifests in FILES.values() for manifest in manifests}
+    assert found - {("Namespace", "vcpo-system")} == expected
+
+
+def test_the_namespace_comes_first_and_enforces_the_restricted_profile():
+    labels = DOCUMENTS[0]["metadata"]["labels"]
+    assert identity(DOCUMENTS[0]) == ("Namespace", "vcpo-system")
+    assert labels["pod-security.kubernetes.io/enforce"] == "restricted"
+
+
+def test_nothing_in_them_claims_to_be_helms():
+    text = MANIFESTS.read_text() + DEFINITION.read_text()
+    assert "helm.sh" not in text
+    assert "managed-by: Helm" not in text
+
+
+VARIANTS = all_variants()
+
+BREACHES = {
+    "root": ("securityContext", {"runAsUser": 0}, "may run as root"),
+    "unconfined": ("securityContext", {"seccompProfile": {"type": "Unconfined"}}, "seccompProfile"),
+    "escalation": (
+        "securityContext",
+        {"allowPrivilegeEscalation": True},
+        "allowPrivilegeEscalation",
+    ),
+    "kept capabilities": ("securityContext", {"capabilities": {}}, "capabilities are not dropped"),
+    "writable root": (
+        "securityContext",
+        {"readOnlyRootFilesystem": False},
+        "readOnlyRootFilesystem",
+    ),
+    "host port": ("ports", [{"containerPort": 1, "hostPort": 1}], "hostPort"),
+}
+
+
+@pytest.mark.parametrize("values", VARIANTS.values(), ids=VARIANTS.keys())
+def test_every_pod_passes_the_restricted_profile(values):
+    pods = [operator_pod(values), *(pod["spec"] for pod in of_kind("Pod", values))]
+    assert [violations(pod) for pod in pods] == [[] for _ in pods]
+
+
+@pytest.mark.parametrize(("field", "change", "breach"), BREACHES.values(), ids=BREACHES.keys())
+def test_the_check_sees_a_breach(field, change, breach):
+    pod = copy.deepcopy(operator_pod())
+    container = pod["containers"][0]
+    container[field] = {**container[field], **change} if isinstance(change, dict) else change
+    assert breach in violations(pod)
+
+
+def test_the_check_sees_the_host_through_a_volume():
+    pod = {**operator_pod(), "volumes": [{"name": "root", "hostPath": {"path": "/"}}]}
+    assert violations(pod) == ["volume root: {'hostPath'}"]
+
+
+def test_only_the_operators_pod_holds_a_token_of_the_api_server():
+    assert operator_pod()["automountServiceAccountToken"] is True
+    assert of_kind("Pod")[0]["spec"]["automountServiceAccountToken"] is False
+    assert of_kind("ServiceAccount")[0]["automountServiceAccountToken"] is False
+
+
+def test_every_container_says_what_it_needs():
+    containers = [operator_pod()["containers"][0], of_kind("Pod")[0]["spec"]["containers"][0]]
+    for container in containers:
+        assert {"cpu", "memory"} <= set(container["resources"]["requests"])
+        assert "memory" in container["resources"]["limits"]
+
+
+TEST_POD = {
+    "podSelector": {
+        "matchLabels": {
+            "app.kubernetes.io/instance": "vcpo",
+            "app.kubernetes.io/component": "test",
+        }
+    }
+}
+
+
+def egress_to(port: int, values: Values | None = None) -> list[Any]:
+    """Peers to which traffic on a port may go, one entry for each rule; None is anywhere."""
+    rules = only("NetworkPolicy", values)["spec"]["egress"]
+    return [rule.get("to") for rule in rules if port in {each["port"] for each in rule["ports"]}]
+
+
+def ingress_from(port: str, values: Values | None = None) -> list[Any]:
+    rules = only("NetworkPolicy", values)["spec"]["ingress"]
+    return [rule.get("from") for rule in rules if port in {each["port"] for each in rule["ports"]}]
+
+
+@pytest.mark.parametrize("port", [443, 6443, 8443, 16443])
+def test_the_api_server_can_be_reached_where_clusters_put_it(port):
+    assert egress_to(port) == [None]
+
+
+def test_the_api_server_can_be_narrowed_to_addresses():
+    values = {"networkPolicy": {"apiServer": {"cidrs": ["10.0.0.1/32"]}}}
+    assert egress_to(6443, values) == [[{"ipBlock": {"cidr": "10.0.0.1/32"}}]]
+
+
+def test_only_learners_can_be_called_on_their_port():
+    (peers,) = egress_to(7600)
+    assert peers == [
+        {
+            "namespaceSelector": {},
+            "podSelector": {"matchLabels": {"vcpo.dev/role": "learner"}},
+        }
+    ]
+
+
+def test_nothing_else_can_be_reached():
+    ports = {
+        each["port"] for rule in only("NetworkPolicy")["spec"]["egress"] for each in rule["ports"]
+    }
+    assert ports == {53, 443, 6443, 8443, 16443, 7600}
+
+
+def test_a_prometheus_that_is_asked_can_be_reached_on_the_port_of_its_pods():
+    values = {"prometheus": {"url": "http://prometheus.monitoring", "podPort": 9095}}
+    assert egress_to(9095, values) == [None]
+    assert egress_to(9090) == []
+
+
+def test_metrics_can_be_narrowed_and_the_chart_can_still_be_tested():
+    peer = {"namespaceSelector": {"matchLabels": {"team": "monitoring"}}}
+    values = {"networkPolicy": {"metricsFrom": [peer]}}
+    assert ingress_from("metrics", values) == [[TEST_POD, peer]]
+
+
+def test_the_test_pod_is_the_one_that_the_policy_lets_in():
+    labels = only("Pod")["metadata"]["labels"].items()
+    assert TEST_POD["podSelector"]["matchLabels"].items() <= labels
+
+
+POLICY = only("ValidatingAdmissionPolicy")["spec"]
+
+
+def asking(container, **resources):
+    """A template whose container has resources."""
+    return {"template": {"spec": {"containers": [{"name": container, "resources": resources}]}}}
+
+
+LEARNERS = [
+    {},
+    {"gpusPerReplica": 2},
+    {"precision": "bfloat16"},
+    asking("learner", limits={"amd.com/gpu": 1}),
+    asking("learner", requests={"cpu": 4, "rdma/hca": 1}),
+    asking("other", limits={"nvidia.com/gpu": 1}),
+    {"template": {"spec": {"tolerations": [{"operator": "Exists"}]}}},
+]
+GROUPS = [
+    {},
+    {"engine": "vllm"},
+    {"engine": "vllm", "gpus": 0},
+    {"gpus": 0, "tensorParallelSize": 2, "engine": "vllm"},
+    {"gpus": 0, "engineArguments": {"enforce_eager": True}},
+    {"gpus": 0, "kvCache": "keep"},
+    {"gpus": 0, "kvCacheGibibytes": 2.0},
+    {"engine": "my.engine:Engine"},
+    {"gpus": 1},
+    {"precision": "bfloat16"},
+    asking("rollout", claims=[{"name": "gpu"}]),
+    {"gpus": 0, **asking("rollout", limits={"nvidia.com/mig-1g.10gb": 1})},
+]
+MODELS = [{}, {"sizeBillions": 7}]
+PODS = [{}, asking("rollout", limits={"nvidia.com/gpu": 1}), asking("learner", claims=[{}])]
+
+
+@functools.cache
+def program(expression):
+    return cel.compile(expression)
+
+
+def warnings(body):
+    """Messages of the policy about a run, as the API server shows them."""
+    known = {"object": body, "variables": {}}
+    for variable in POLICY["variables"]:
+        known["variables"][variable["name"]] = program(variable["expression"]).execute(known)
+    for rule in POLICY["validations"]:
+        if not program(rule["expression"]).execute(known):
+            told = rule.get("messageExpression")
+            yield rule["message"] if told is None else program(told).execute(known)
+
+
+@pytest.mark.parametrize("learner", LEARNERS)
+def test_the_api_server_warns_where_the_operator_does(learner):
+    for group, model, pods in itertools.product(GROUPS, MODELS, PODS):
+        groups = [{"name": "main", **group}, {"name": "other", "engine": "hf", "gpus": 0}]
+        spec = {"model": {"name": "m", **model}, "learner": learner, "pods": pods}
+        body = stored_run({**spec, "rollouts": groups})
+        expected = [
+            each.partition("ask")[0].split()[-1].strip("'")
+            for each in missing_gpus(VCPORun.model_validate(body).spec)
+        ]
+        told = ["learner" if "learner" in each else each.split("'")[1] for each in warnings(body)]
+        most = 2 if "learner" in expected else 1  # it names the first group
+        assert told == expected[:most], (group, model, pods)
+
+
+def test_the_warning_of_a_group_names_it_and_the_cure():
+    group = {"name": "fast", "engine": "vllm", "gpus": 0}
+    (told,) = warnings(stored_run({"rollouts": [group]}))
+    assert told == (
+        "the workers of group 'fast' ask for no GPU and seem to need one: set `gpus` of the group"
+        " in `spec.rollouts`"
+    )
+
+
+def test_a_run_that_the_policy_cannot_judge_is_admitted_and_none_is_refused():
+    (binding,) = of_kind("ValidatingAdmissionPolicyBinding")
+    assert POLICY["failurePolicy"] == "Ignore"
+    assert binding["spec"]["validationActions"] == ["Warn", "Audit"]
+    assert binding["spec"]["policyName"] == only("ValidatingAdmissionPolicy")["metadata"]["name"]
+
+
+def test_without_cluster_wide_rights_there_is_no_policy():
+    assert of_kind("ValidatingAdmissionPolicy", {"crds": {"enabled": False}}) == []
+
+
+DOCKERFILES = {
+    "operator": ROOT / "operator" / "Dockerfile",
+    "learner": ROOT / "learner_svc" / "Dockerfile",
+    "rollout": ROOT / "rollout_svc" / "Dockerfile",
+}
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+COMPILING = ("learner", "rollout")
+HEAVY = {"torch", "transformers", "safetensors", "vllm"}
+
+each_image = pytest.mark.parametrize("image", DOCKERFILES)
+
+
+def instructions(path: Path) -> list[tuple[str, str]]:
+    """Instruction and arguments, comments dropped and continued lines joined."""
+    text = re.sub(r"^\s*#.*\n", "", path.read_text(), flags=re.M)
+    lines = re.sub(r"\\\n\s*", "", text).splitlines()
+    return [(line.split(" ", 1)[0], line.split(" ", 1)[1]) for line in lines if line.strip()]
+
+
+def final_stage(image: str) -> list[tuple[str, str]]:
+    steps = instructions(DOCKERFILES[image])
+    last = max(index for index, (word, _) in enumerate(steps) if word == "FROM")
+    return steps[last:]
+
+
+def arguments_of(word: str, steps: list[tuple[str, str]]) -> list[str]:
+    return [arguments for each, arguments in steps if each == word]
+
+
+def requirements(extra: str | None = None) -> list[Requirement]:
+    listed = PROJECT["optional-dependencies"][extra] if extra else PROJECT["dependencies"]
+    return [Requirement(each) for each in listed]
+
+
+@each_image
+def test_the_process_is_a_numeric_nobody(image):
+    assert arguments_of("USER", final_stage(image)) == ["65532:65532"]
+
+
+@pytest.mark.parametrize("image", COMPILING)
+def test_an_image_for_gpus_has_what_triton_compiles_with_and_a_name_of_its_user(image):
+    (run,) = arguments_of("RUN", final_stage(image))
+    assert {"gcc", "g++", "libc6-dev"} <= set(run.split())
+    assert "useradd --uid 65532 --gid 65532" in run
+    (environment,) = arguments_of("ENV", final_stage(image))
+    assert "USER=vcpo" in environment.split()
+
+
+@each_image
+def test_the_base_is_one_exact_version_that_a_build_can_pin_by_digest(image):
+    steps = instructions(DOCKERFILES[image])
+    (base,) = [each for each in arguments_of("ARG", steps) if each.startswith("PYTHON_IMAGE=")]
+    assert re.fullmatch(
+        r"PYTHON_IMAGE=python:3\.11\.\d+-slim-bookworm(@sha256:[0-9a-f]{64})?", base
+    )
+    sources = {each.split(" AS ")[0] for each in arguments_of("FROM", steps)} - {"packages"}
+    assert sources == {"${PYTHON_IMAGE}"}
+
+
+@each_image
+def test_every_package_is_installed_by_the_hash_that_a_lock_has(image):
+    runs = " && ".join(arguments_of("RUN", instructions(DOCKERFILES[image])))
+    installs = [run for run in re.findall(r"pip install ([^&]*)", runs) if "--no-index" not in run]
+    assert len(installs) == 2
+    for install in installs:
+        assert {"--require-hashes", "--no-deps", "--only-binary"} <= set(install.split())
+
+
+@each_image
+def test_an_image_installs_its_own_lock_and_starts_its_own_module(image):
+    steps = instructions(DOCKERFILES[image])
+    (lock,) = re.findall(rf"--requirement ({image}\S*)", " ".join(arguments_of("RUN", steps)))
+    cpu = "${TORCH_INDEX_URL:+-cpu}"
+    for name in {lock.replace(cpu, ""), lock.replace(cpu, "-cpu")}:
+        assert f"deploy/locks/{name}" in " ".join(arguments_of("COPY", steps)).split()
+    assert arguments_of("ENTRYPOINT", final_stage(image)) == [f'["python", "-m", "vcpo_{image}"]']
+
+
+@each_image
+def test_no_secret_is_an_argument_of_a_build(image):
+    text = DOCKERFILES[image].read_text().upper()
+    assert not any(word in text for word in ("TOKEN", "PASSWORD", "SECRET"))
+
+
+def test_the_operators_image_holds_nothing_of_the_heavy_stack():
+    names = {each.name for each in (*requirements(), *requirements("operator"))}
+    assert names & HEAVY == set()
+    assert "torch" not in " ".join(arguments_of("RUN", instructions(DOCKERFILES["operator"])))

@@ -1,0 +1,358 @@
+import math
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.fixtures.learner.models import llama, sampled_groups, seeded_model
+from tests.fixtures.learner.updates import gradient_of_step, make_spec, with_micro_batches
+from tests.unit.learner.estimator.batches import of_method, random_batch, record_of, rows_of
+from vcpo.algo.ess.importance_weights import NonFiniteWeightError
+from vcpo.algo.methods import LOSS_CONFIGS, SURROGATE_LOSS, LossConfig, Method
+from vcpo.service.lifecycle import StartError
+from vcpo_learner.estimator.clipping import (
+    Band,
+    active_within,
+    balanced_band,
+    clip_factors,
+    second_moment_mask,
+)
+from vcpo_learner.estimator.loss import (
+    regularized_rewards,
+    shaped_rewards,
+    surrogate_coefficients,
+    token_coefficients,
+    whiten,
+)
+from vcpo_learner.estimator.own_functions import loss_function
+from vcpo_learner.estimator.trial import require_own_functions
+from vcpo_learner.update.batch_statistics import block_moments, token_sums
+
+
+@pytest.mark.parametrize("config", LOSS_CONFIGS.values(), ids=map(str, LOSS_CONFIGS))
+def test_every_loss_computes_on_the_device_of_the_record(config):
+    record, advantages = random_batch()
+    if config.has_critic:
+        record = replace(record, advantages=record.spread(record.rewards.new_tensor(advantages)))
+    with torch.device("meta"):
+        regularized_rewards(shaped_rewards(record, config), record, config)
+        found = token_coefficients(record, advantages, config)
+    assert found.values.device == record.learner_logprobs.device
+
+
+def test_no_token_to_drop_is_on_the_device_of_the_record_too():
+    log_ratios = torch.zeros(0)
+    with torch.device("meta"):
+        assert second_moment_mask(log_ratios, 0.04).device == log_ratios.device
+
+
+def test_statistics_of_tokens_compute_on_the_device_of_the_record():
+    record, _ = random_batch()
+    with torch.device("meta"):
+        assert token_sums(record.log_ratios).weights.count == record.size.tokens
+        blocks = [[length] for length in record.num_tokens]
+        assert block_moments(record.log_ratios, blocks).count == record.size.trajectories
+
+
+SOURCE = Path(__file__).parents[4] / "examples" / "plugins" / "loss"
+
+
+@pytest.fixture(scope="module")
+def package():
+    """The module, found as if it were installed; `tests/integration` installs it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(SOURCE)
+        yield import_module("soft_clip")
+
+
+def test_a_token_counts_less_the_further_it_moved(package):
+    # u exp(-(log u / .3)^2 / 2) over B T = 2: 1, then e^(.3 - .5) = .8187, then e^(-.6 - 2).
+    record = record_of([[0.0, 0.3], [-0.6]])
+    found = package.soft_clip(record, torch.tensor([1.0, -2.0]).double(), LossConfig())
+    assert found.values.tolist() == pytest.approx(
+        [-1.0 / 4, -0.8187307530779818 / 4, 2 * 0.07427357821433388 / 2]
+    )
+    assert found.masked_share == pytest.approx(1 / 3)
+
+
+def test_the_baseline_weighs_rewards_by_lengths(package):
+    assert package.length_weighted([1.0, 0.0], [3, 1]) == [0.25, -0.75]
+
+
+def test_a_step_is_taken_with_both(package):
+    model = seeded_model(llama, dtype=torch.float64)
+    spec = make_spec(
+        baseline="soft_clip:length_weighted", loss="soft_clip:soft_clip", method="grpo"
+    )
+    assert gradient_of_step(model, spec, sampled_groups(model)).any()
+
+
+REWARDS = torch.tensor([1.0, 0.0], dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "expected"), [(16000, 0.0), (16384, 0.0), (18432, 0.5), (20480, 1.0)]
+)
+def test_the_penalty_of_long_responses_rises_over_the_last_part(num_tokens, expected):
+    # 4096 of 20480 tokens, as DAPO has it.
+    record = record_of([[0.0] * num_tokens, [0.0]], longest=20480)
+    shaped = shaped_rewards(record, LOSS_CONFIGS[Method.DAPO])
+    assert shaped.tolist() == pytest.approx([-expected, 0.0])
+
+
+def test_without_a_part_no_response_is_too_long():
+    record = record_of([[0.0] * 10], longest=10)
+    assert shaped_rewards(record, LOSS_CONFIGS[Method.GRPO]).tolist() == [0.0]
+
+
+def test_tbas_worked_example():
+    # R = 1, 0; log pi = -10, -12; log ref = -10.5, -11; beta .5: KL terms of -.25 and .25 times
+    # beta around their mean.
+    record = record_of([[0.0], [-2.0]], mu=-10.0, reference_logprobs=[[-10.5], [-11.0]])
+    config = LOSS_CONFIGS[Method.TBA]
+    shaped = regularized_rewards(REWARDS, record, _with_beta(config, 0.5))
+    assert shaped.tolist() == pytest.approx([0.75, 0.5])
+    assert ((shaped.mean() - shaped) / 0.5).tolist() == pytest.approx([-0.25, 0.25])
+
+
+def test_agros_worked_example():
+    # R = 1, 0, log ratios .5, -1, beta .5: .75 and .5, half the variance .0078.
+    record = record_of([[0.5], [-1.0]], mu=0.0, reference_logprobs=[[0.0], [0.0]])
+    shaped = regularized_rewards(REWARDS, record, _with_beta(LOSS_CONFIGS[Method.AGRO], 0.5))
+    assert shaped.tolist() == pytest.approx([0.75, 0.5])
+    assert 0.5 * shaped.var(correction=0).item() == pytest.approx(0.0078125)
+
+
+def test_a_residual_says_what_it_lacks():
+    with pytest.raises(ValueError, match="reference_logprobs is None"):
+        regularized_rewards(REWARDS[:1], record_of([[0.0]]), LOSS_CONFIGS[Method.TBA])
+
+
+def test_equal_values_are_whitened_to_zero():
+    assert not whiten(torch.full((3,), 0.7)).any()
+
+
+def _with_beta(config, beta):
+    return replace(config, kl_coefficient=beta)
+
+
+LOG_RATIOS = torch.tensor([0.05, -0.02, 0.6, -0.3, 0.1, -0.05], dtype=torch.float64)
+PUSHED_OUT = LOG_RATIOS[[0, 2, 3, 4, 5]]
+RATIOS = torch.tensor([1.5, 0.9, 0.5, 1.3], dtype=torch.float64)
+SIGNS = torch.tensor([1.0, 1.0, -1.0, -1.0], dtype=torch.float64)
+
+any_log_ratios = st.lists(st.floats(-5.0, 5.0), min_size=1, max_size=20).map(
+    lambda row: torch.tensor(row, dtype=torch.float64)
+)
+
+
+def test_the_second_moment_of_tokens_pushed_out_drops_the_same():
+    # Mean square .093 with .6, .0263 without.
+    kept = second_moment_mask(PUSHED_OUT, 0.04)
+    assert kept.tolist() == [True, False, True, True, True]
+
+
+def test_every_token_may_be_dropped():
+    far = torch.tensor([3.0, -2.0], dtype=torch.float64)
+    assert second_moment_mask(far, 0.04).tolist() == [False, False]
+
+
+def test_no_token_is_no_decision():
+    assert second_moment_mask(torch.zeros(0), 0.04).tolist() == []
+
+
+@given(any_log_ratios, st.floats(0.001, 2.0))
+def test_what_is_kept_is_within_the_bound_and_one_more_would_not_be(log_ratios, bound):
+    kept = second_moment_mask(log_ratios, bound)
+    squares = log_ratios.square()
+    if kept.any():
+        assert float(squares[kept].mean()) <= bound * (1 + 1e-12)
+    if not kept.all():
+        larger = torch.cat([squares[kept], squares[~kept].min()[None]])
+        assert float(larger.mean()) > bound * (1 - 1e-12)
+
+
+def test_only_tokens_with_a_gradient_count_for_the_balance():
+    # At (.6, 1.2): 1.5 up and .5 down are clipped, .9 / (.9 + 1.3) = .409. At (.6, 1.5):
+    # (1.5 + .9) / 3.7 = .649. The upper end moves in steps of .05.
+    assert balanced_band(RATIOS, SIGNS, 0.4) == Band(low=0.6, high=1.2)
+    assert balanced_band(RATIOS, SIGNS, 0.6).high == pytest.approx(1.5)
+
+
+def test_a_balance_out_of_reach_ends_at_the_widest_band():
+    negative = -torch.ones(4, dtype=torch.float64)
+    band = balanced_band(RATIOS, negative, 0.4)
+    assert (band.low, band.high) == (0.9, 3.0)
+
+
+def test_a_token_is_inactive_only_beyond_the_band_in_its_own_direction():
+    band = Band(low=0.8, high=1.2)
+    assert active_within(RATIOS, SIGNS, band).tolist() == [False, True, False, True]
+
+
+def factors(method, record, advantages):
+    per_token = record.spread(torch.tensor(advantages, dtype=torch.float64))
+    return clip_factors(record, per_token, LOSS_CONFIGS[Method(method)])
+
+
+def test_m2po_lets_go_of_the_token_that_was_pushed_furthest():
+    # Tokens of six trajectories, advantages + + + - + -.
+    rows = [[0.05], [-0.02], [0.6], [-0.3], [0.1], [-0.05]]
+    found = factors("m2po", record_of(rows), [1.0, 1.0, 1.0, -1.0, 1.0, -1.0])
+    assert found.tolist() == [1.0, 1.0, 0.0, 1.0, 1.0, 1.0]
+
+
+def test_opsm_drops_negative_sequences_that_the_learner_left_behind():
+    # Mean log mu/pi of .15 is above .1 with A < 0; with A > 0 nothing is dropped.
+    record = record_of([[-0.15, -0.15], [-0.15, -0.15], [-0.05, -0.05]])
+    found = factors("opsm", record, [-1.0, 1.0, -1.0])
+    assert rows_of(record, found) == [[0.0, 0.0], [1.0, 1.0], [1.0, 1.0]]
+
+
+def test_a_proximal_clip_is_off_at_lag_zero_and_widens_with_the_lag():
+    # log u = .3: at lag 1 the ratio is u = 1.35, at lag 3 its cube root 1.105.
+    far = record_of([[0.3]], lag=1)
+    assert factors("a3po", far, [1.0]).item() == 0.0
+    for lag in (0, 3):
+        record = replace(far, lags=torch.full_like(far.lags, lag))
+        assert factors("a3po", record, [1.0]).item() == 1.0
+
+
+def test_bapo_widens_the_band_for_positive_tokens():
+    # Ratio 1.3 up, alone with a negative of 1: clipped at 1.2, back in at 1.3 for a share above 0.
+    record = record_of([[math.log(1.29)], [0.0]])
+    assert factors("bapo", record, [1.0, -1.0])[0].item() == 1.0
+    assert factors("grpo", record, [1.0, -1.0])[0].item() == 0.0
+
+
+def test_stapo_silences_improbable_tokens_that_the_policy_was_sure_about():
+    # Four tokens with A > 0 and pi < .002; entropies .1, .4, .9, 2: the 75 % quantile is 1.175.
+    record = record_of([[0.0]] * 4, mu=math.log(1e-3), entropies=[[0.1], [0.4], [0.9], [2.0]])
+    assert (factors("stapo", record, [1.0] * 4) > 0).tolist() == [False] * 3 + [True]
+
+
+def test_stapos_mean_is_over_the_tokens_that_survive():
+    record = record_of([[0.0]] * 4, mu=math.log(1e-3), entropies=[[0.1], [0.4], [0.9], [2.0]])
+    assert of_method("stapo", record, [1.0] * 4).sum().item() == pytest.approx(-1.0)
+
+
+def test_stapos_share_of_surviving_tokens_is_exact_in_float64():
+    # Of two suspects, entropies .1 and .9, the first is below their 75 % quantile of .7: three of
+    # four tokens survive, so each counts 4/3.
+    record = record_of([[0.0]] * 4, mu=math.log(1e-3), entropies=[[0.1], [0.9], [0.5], [0.5]])
+    found = factors("stapo", record, [1.0, 1.0, -1.0, -1.0])
+    assert found.tolist() == [0.0, 4 / 3, 4 / 3, 4 / 3]
+
+
+def test_stapo_leaves_improbable_tokens_of_bad_responses_alone():
+    record = record_of([[0.0]] * 2, mu=math.log(1e-3), entropies=[[0.1], [2.0]])
+    assert factors("stapo", record, [-1.0, -1.0]).tolist() == [1.0, 1.0]
+
+
+def test_stapo_says_what_it_lacks():
+    with pytest.raises(ValueError, match="entropies is None"):
+        factors("stapo", record_of([[0.0]]), [1.0])
+
+
+def test_the_share_of_tokens_without_gradient_is_reported():
+    record = record_of([[0.5, 0.0, 0.0, 0.0]])
+    found = token_coefficients(record, [1.0], LOSS_CONFIGS[Method.GRPO])
+    assert found.masked_share == 0.25
+
+
+OWN = "tests.fixtures.learner.own_losses"
+
+
+def spec_with(**algorithm):
+    return make_spec(**{"method": "grpo", "baseline": "grpo", **algorithm})
+
+
+def refusal(**algorithm):
+    with pytest.raises(StartError) as refused:
+        require_own_functions(spec_with(**algorithm))
+    return str(refused.value)
+
+
+def test_the_shipped_methods_come_in_by_the_same_door():
+    assert {config.loss for config in LOSS_CONFIGS.values()} == {SURROGATE_LOSS}
+    assert loss_function(SURROGATE_LOSS) is surrogate_coefficients
+
+
+@pytest.mark.parametrize("micro_batch", [64, 5], ids=["one micro-batch", "three micro-batches"])
+def test_a_loss_written_as_grpo_has_the_gradient_of_grpo(micro_batch):
+    groups = sampled_groups(seeded_model(llama, dtype=torch.float64))
+    own, shipped = (
+        gradient_of_step(
+            seeded_model(llama, dtype=torch.float64),
+            with_micro_batches(spec_with(**algorithm), micro_batch),
+            groups,
+        )
+        for algorithm in ({"loss": f"{OWN}:written_grpo"}, {})
+    )
+    assert shipped.any()
+    torch.testing.assert_close(own, shipped, rtol=1e-9, atol=1e-9 * float(shipped.norm()))
+
+
+@pytest.mark.parametrize(
+    ("own", "shipped"), [("written_mean", "groupMean"), ("written_opob", "opob")]
+)
+def test_a_baseline_written_as_a_shipped_one_has_its_gradient(own, shipped):
+    groups = sampled_groups(seeded_model(llama, dtype=torch.float64))
+    found, expected = (
+        gradient_of_step(
+            seeded_model(llama, dtype=torch.float64), make_spec(baseline=baseline), groups
+        )
+        for baseline in (f"{OWN}:{own}", shipped)
+    )
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9 * float(expected.norm()))
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        ("a_tensor", "returned Tensor; it must return TokenCoefficients(values=...)"),
+        ("one_number_each", "returned values of (5,); they must be a tensor of (15,), one for"),
+        ("two_arguments", "must take (record, advantages, config), but too many positional"),
+        ("no_number", "returned coefficients of trajectory 0 that add up to nan"),
+        ("breaks", "raised KeyError: 'kl'"),
+        ("at_random", "returned other numbers the second time"),
+        ("absent", "cannot be imported (AttributeError: "),
+    ],
+)
+def test_a_loss_that_cannot_be_used_is_refused_with_what_is_wrong(function, message):
+    path = f"{OWN}:{function}"
+    assert refusal(loss=path).startswith(f"spec.algorithm.loss: {path!r} {message}")
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        ("too_few", "returned 2 numbers for 3 trajectories; it must return one for each"),
+        ("infinite", "returned inf for trajectory 0; advantages must be finite"),
+        (
+            "of_the_prompt",
+            "cannot be called: its parameter `prompt` is none of rewards, num_tokens",
+        ),
+        ("nothing", "returned None; it must return the advantage of each trajectory"),
+        ("math", "is no function"),
+    ],
+)
+def test_a_baseline_that_cannot_be_used_is_refused_with_what_is_wrong(function, message):
+    path = f"{OWN}:{function}"
+    assert refusal(baseline=path).startswith(f"spec.algorithm.baseline: {path!r} {message}")
+
+
+def test_a_module_that_is_not_there_is_refused_with_the_cure():
+    said = refusal(loss="no_such_package.losses:mine")
+    assert said.startswith("spec.algorithm.loss: 'no_such_package.losses:mine' cannot be imported")
+    assert "put its module beside the run's file, or install it" in said
+
+
+def test_a_coefficient_that_is_no_number_skips_the_step():
+    record, advantages = random_batch(0)
+    with pytest.raises(NonFiniteWeightError, match=r"coefficients\[0\]"):
+        token_coefficients(record, advantages, LossConfig(loss=f"{OWN}:no_number"))

@@ -1,0 +1,355 @@
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.fixtures.learner.dispatcher import (
+    INCARNATION,
+    TIMEOUT_S,
+    ManualClock,
+    dispatcher_fixture,
+    make_ledger,
+    make_partial_response,
+    make_trajectories,
+    make_trajectory,
+    settle,
+    work_request,
+)
+from vcpo.records.reasons import DropReason, SetAsideCause
+from vcpo.wire.errors import InvalidMessageError
+from vcpo.wire.trajectory import FinishReason, prompt_checksum
+from vcpo.wire.v1 import ledger_pb2
+from vcpo_learner.ledger import lease_book
+from vcpo_learner.ledger import ledger as ledger_module
+from vcpo_learner.ledger.admission import WorkRequest
+from vcpo_learner.ledger.lease import Lease
+from vcpo_learner.ledger.lease_book import LeaseBook
+
+RUN = {
+    "steps": 1000,
+    "batch": {"promptsPerStep": 8, "trajectoriesPerPrompt": 2},
+    "algorithm": {"maxPolicyLagSteps": 3},
+    "rollouts": [{"name": "main", "maxConcurrentSequences": 16}],
+}
+
+
+async def take_leases(fixture, worker_id, **request):
+    return await fixture.dispatcher.lease(work_request(worker_id=worker_id, **request), wait_s=0)
+
+
+def num_in_flight(fixture, *workers):
+    flights = fixture.dispatcher.ledger.leases.in_flight_by_worker()
+    return sum(flights.get(worker, 0) for worker in workers)
+
+
+async def test_leases_of_a_lost_reply_go_to_others_when_the_worker_asks_again():
+    fixture = dispatcher_fixture(**RUN)
+    first, *lost = await take_leases(fixture, "w", room=16)
+    request = work_request(worker_id="w", room=2)
+    known = WorkRequest(
+        worker_id="w",
+        process_id="w",
+        rollout_group="main",
+        incarnation=INCARNATION,
+        held_policy_version=0,
+        max_trajectories=request.max_trajectories,
+        held_lease_ids=frozenset({first.lease_id}),
+    )
+    (again,) = await fixture.dispatcher.lease(known, wait_s=0)
+    assert again.prompt_index == lost[0].prompt_index
+    assert num_in_flight(fixture, "w") == 4
+
+
+async def test_a_request_is_given_up_when_its_worker_asks_again():
+    fixture = dispatcher_fixture(**RUN)
+    for worker in ("a", "b", "c", "d"):
+        await take_leases(fixture, worker)
+    waiting = [
+        asyncio.create_task(fixture.dispatcher.lease(work_request(worker_id="w"), wait_s=30))
+        for _ in range(3)
+    ]
+    await settle()
+    fixture.dispatcher.notify()
+    await settle()
+    assert [task.done() for task in waiting] == [True, True, False]
+    waiting[-1].cancel()
+
+
+UNDER_WAY = make_partial_response(0, 1)
+COMPLETE = make_partial_response(1, finish_reason=FinishReason.STOP, number=1)
+
+
+@pytest.fixture
+def clock():
+    return ManualClock()
+
+
+@pytest.fixture
+def ledger(clock):
+    return make_ledger(clock)
+
+
+def grant_one(ledger, *, version=1, **limits):
+    (lease,) = ledger.grant("w", num_groups=1, policy_version=version, **limits)
+    return lease
+
+
+def release_with(ledger, *partial):
+    """The ledger's first prompt, leased and released with partial responses."""
+    lease = grant_one(ledger)
+    ledger.release("w", [lease.lease_id], partial)
+
+
+def test_the_next_grant_of_the_prompt_carries_its_partial_responses(ledger):
+    release_with(ledger, COMPLETE, UNDER_WAY)
+    lease = grant_one(ledger)
+    assert (lease.prompt_index, lease.partial_responses) == (0, (COMPLETE, UNDER_WAY))
+    assert grant_one(ledger).partial_responses == ()
+
+
+def test_more_responses_than_the_lease_wants_are_refused(ledger):
+    lease = grant_one(ledger)
+    with pytest.raises(InvalidMessageError, match="begun: must be at most 2 responses"):
+        ledger.release("w", [lease.lease_id], [UNDER_WAY] * 3)
+    assert ledger.counts().in_flight == 2
+
+
+def test_grants_stop_before_a_message_grows_too_large(ledger, monkeypatch):
+    monkeypatch.setattr(ledger_module, "MAX_PARTIAL_TOKENS", 3)
+    for lease in ledger.grant("w", num_groups=3, policy_version=1):
+        ledger.release("w", [lease.lease_id], [UNDER_WAY])
+    first = ledger.grant("w", num_groups=3, policy_version=1)
+    assert [lease.prompt_index for lease in first] == [0]
+    assert [lease.prompt_index for lease in ledger.grant("w", num_groups=1, policy_version=1)] == [
+        1
+    ]
+
+
+def test_a_restart_resumes_requeued_prompts_and_those_in_flight(ledger, clock):
+    release_with(ledger, UNDER_WAY)
+    in_flight = grant_one(ledger)
+    ledger.release("w", [grant_one(ledger).lease_id], [COMPLETE])
+    (part,) = ledger.snapshot().parts()
+    data = part.SerializeToString()
+    later = make_ledger(clock, incarnation="later")
+    later.restore([ledger_pb2.LedgerSnapshot.FromString(data)])
+    later.restart()
+    leases = later.grant("w", num_groups=3, policy_version=1)
+    assert in_flight.partial_responses == (UNDER_WAY,)
+    assert [lease.partial_responses for lease in leases] == [(UNDER_WAY,), (COMPLETE,), ()]
+
+
+async def test_a_token_at_the_bound_may_still_be_trained_on_and_an_older_one_not():
+    # Two batches are consumed and the lag limit is 1: the next may train on tokens of version 1.
+    fixture = dispatcher_fixture()
+    for version in (0, 1):
+        for lease in fixture.ledger.grant("w", num_groups=2, policy_version=version):
+            fixture.ledger.submit(lease.lease_id, make_trajectories(lease, versions=(version,)))
+        assert fixture.ledger.take_batch(step=version, max_policy_lag_steps=1)
+    fixture.dispatcher.policy_version = 2
+    old, young = await fixture.dispatcher.lease(work_request(held=2, room=4), wait_s=0)
+    for partial, assignment in ((UNDER_WAY, old), (COMPLETE, young)):
+        fixture.dispatcher.release("w", [assignment.lease_id], [partial])
+    again = await fixture.dispatcher.lease(work_request(held=2, room=4), wait_s=0)
+    assert [one.partial_responses for one in again] == [(), (COMPLETE,)]
+
+
+async def test_a_version_that_does_not_exist_yet_is_refused():
+    fixture = dispatcher_fixture()
+    (assignment,) = await fixture.dispatcher.lease(work_request(room=2), wait_s=0)
+    with pytest.raises(InvalidMessageError, match=r"begun\[0\]\.version_spans"):
+        fixture.dispatcher.release("w", [assignment.lease_id], [make_partial_response(1)])
+
+
+WHY = SetAsideCause.MISMATCH, "0.4 nats a token off"
+
+
+@pytest.fixture
+def fixture():
+    """A run whose batch has 4 prompts of 2 trajectories."""
+    return dispatcher_fixture(batch={"promptsPerStep": 4, "trajectoriesPerPrompt": 2})
+
+
+async def lease(fixture, worker_id, num_prompts):
+    request = work_request(worker_id=worker_id, room=2 * num_prompts)
+    return await fixture.dispatcher.lease(request, wait_s=0.0)
+
+
+async def test_what_it_holds_and_what_it_brought_goes_to_other_workers_first(fixture):
+    brought, held = await lease(fixture, "bad", 2)
+    (of_other,) = await lease(fixture, "good", 1)
+    fixture.submit(brought, worker_id="bad")
+    fixture.submit(of_other, worker_id="good")
+    fixture.dispatcher.set_aside("bad", *WHY)
+    assert fixture.ledger.leases.held_by("bad") == []
+    kept = [group.lease_id for group in fixture.ledger.buffer.groups()]
+    assert kept == [of_other.lease_id]
+    again = await lease(fixture, "good", 2)
+    prompts = {each.prompt_index for each in again}
+    assert prompts == {held.prompt_index, brought.prompt_index}
+    counts = fixture.ledger.counts()
+    counts.check()
+    assert counts.dropped == {DropReason.WORKER_SET_ASIDE: 4}
+
+
+async def test_a_group_that_others_completed_goes_with_what_it_brought_before_a_restart(fixture):
+    (begun,) = await lease(fixture, "bad", 1)
+    first, _ = make_trajectories(begun)
+    fixture.dispatcher.submit("bad", begun.lease_id, [first])
+    fixture.ledger.restart()
+    (rest,) = await lease(fixture, "good", 1)
+    fixture.submit(rest, worker_id="good")
+    assert fixture.ledger.buffer.num_trajectories == 2
+    fixture.dispatcher.set_aside("bad", *WHY)
+    assert fixture.ledger.buffer.num_trajectories == 0
+
+
+async def test_a_lease_is_sampled_with_the_same_seed_however_many_workers_lose_it(fixture):
+    (held,) = await lease(fixture, "bad-0", 1)
+    for number in range(3):
+        fixture.dispatcher.set_aside(f"bad-{number}", *WHY)
+        (again,) = await lease(fixture, f"bad-{number + 1}", 1)
+        assert again.seed(7) == held.seed(7)
+
+
+async def test_it_gets_no_more_work_not_even_what_it_waits_for(fixture):
+    # Each worker may hold what admission leaves: 8 trajectories a step, and a lag of 1.
+    await lease(fixture, "good", 100)
+    waiting = asyncio.create_task(
+        fixture.dispatcher.lease(work_request(worker_id="bad"), wait_s=30.0)
+    )
+    await asyncio.sleep(0)
+    fixture.dispatcher.set_aside("bad", *WHY)
+    assert await waiting == []
+    fixture.dispatcher.release("good", ())
+    assert [each.worker_id for each in fixture.dispatcher.registry.workers()] == []
+    assert await lease(fixture, "good", 1) != []
+
+
+async def test_held_out_prompts_that_it_holds_are_granted_again():
+    fixture = dispatcher_fixture(evaluation={"prompts": 1, "everySteps": 100})
+    round_ = asyncio.create_task(fixture.dispatcher.evaluate(0, exclusive=True))
+    await asyncio.sleep(0)
+    await lease(fixture, "bad", 1)
+    fixture.dispatcher.set_aside("bad", *WHY)
+    (again,) = await lease(fixture, "good", 1)
+    fixture.submit(again, worker_id="good")
+    result = await round_
+    assert result is not None
+    assert result.num_trajectories == 1
+
+
+async def test_it_is_told_once_with_its_group_and_the_reason(fixture):
+    await lease(fixture, "bad", 1)
+    fixture.clock.advance(5.0)
+    for _ in range(2):
+        fixture.dispatcher.set_aside("bad", *WHY)
+    assert fixture.events == [("WorkerSetAside", "bad: mismatch: 0.4 nats a token off")]
+    assert fixture.dispatcher.registry.num_set_aside == {SetAsideCause.MISMATCH: 1}
+    (told,) = fixture.dispatcher.registry.latest_set_aside
+    assert (told.worker_id, told.rollout_group, told.time_s) == ("bad", "main", 1005.0)
+
+
+async def test_another_process_under_its_name_begins_anew(fixture):
+    await lease(fixture, "bad", 1)
+    fixture.dispatcher.set_aside("bad", *WHY)
+    request = work_request(worker_id="bad", process_id="later", room=2)
+    assert await fixture.dispatcher.lease(request, wait_s=0.0)
+    assert fixture.dispatcher.registry.set_aside_process("later") is None
+    assert fixture.dispatcher.registry.set_aside_process("bad").message == WHY[1]
+
+
+@pytest.fixture
+def book():
+    return LeaseBook(prefix="train-now", timeout_s=TIMEOUT_S, clock=ManualClock())
+
+
+def lease_of(book, *numbers, worker_id="w", **prompt):
+    return book.open(
+        Lease(**{"prompt_index": 0, **prompt}),
+        worker_id=worker_id,
+        response_numbers=numbers,
+        policy_version=0,
+    )
+
+
+def submit(book, lease_id, trajectories):
+    lease = book.get(lease_id)
+    if lease is None:
+        return [book.outcome_when_closed(lease_id)] * len(trajectories)
+    return book.accept(lease, trajectories)
+
+
+def open_lease(book):
+    return lease_of(book, 0)
+
+
+def test_a_book_knows_its_own_ids_by_their_form(book):
+    lease = open_lease(book)
+    book.close(lease.lease_id)
+    assert book.has_issued(lease.lease_id)
+    assert not book.has_issued("train-nowhere-0")
+
+
+def test_the_memory_of_fulfilled_leases_is_bounded(book, monkeypatch):
+    monkeypatch.setattr(lease_book, "_REMEMBERED_LEASES", 2)
+    closed = [open_lease(book) for _ in range(3)]
+    for lease in closed:
+        submit(book, lease.lease_id, make_trajectories(lease))
+    outcomes = [submit(book, lease.lease_id, make_trajectories(lease))[0] for lease in closed]
+    assert outcomes == ["lease_ended", "duplicate", "duplicate"]
+
+
+def test_all_responses_of_a_lease_are_to_one_prompt(book):
+    lease = lease_of(book, 0, 1)
+    submit(book, lease.lease_id, [make_trajectory(lease.lease_id, 0)])
+    other = replace(make_trajectory(lease.lease_id, 1), prompt_token_ids=(3, 4, 5))
+    with pytest.raises(InvalidMessageError, match=r"trajectories\[0\]\.prompt_token_ids: must be"):
+        submit(book, lease.lease_id, [other])
+    assert lease.num_missing == 1
+
+
+@pytest.mark.parametrize(
+    ("prompt_of_partial", "is_fine"), [((3, 4), True), ((4, 3), False), (None, True)]
+)
+def test_a_response_belongs_to_the_prompt_of_its_lease(book, prompt_of_partial, is_fine):
+    partial = replace(
+        make_partial_response(0),
+        prompt_xxh3=prompt_checksum(prompt_of_partial) if prompt_of_partial else 0,
+    )
+    lease = lease_of(book, 0, partial_responses=(partial,))
+    if is_fine:
+        assert submit(book, lease.lease_id, make_trajectories(lease)) == ["accepted"]
+    else:
+        with pytest.raises(InvalidMessageError, match="the lease's partial responses"):
+            submit(book, lease.lease_id, make_trajectories(lease))
+
+
+@given(st.lists(st.tuples(st.sampled_from(["open", "submit", "close"]), st.integers(0, 9))))
+def test_the_sums_of_a_book_are_those_of_its_leases(steps):
+    book = LeaseBook(prefix="train-now", timeout_s=TIMEOUT_S, clock=ManualClock())
+    for action, number in steps:
+        lease_id = f"train-now-{number}"
+        lease = book.get(lease_id)
+        if action == "open":
+            numbers = range(1 + number % 2)
+            lease_of(book, *numbers, worker_id=f"w{number % 3}", prompt_index=number % 4)
+        elif action == "close":
+            book.close(lease_id)
+        elif lease is not None:
+            submit(book, lease_id, [make_trajectory(lease_id, len(lease.arrived))])
+        leases = book.all()
+        assert book.num_missing == sum(one.num_missing for one in leases)
+        assert book.num_accepted == sum(len(one.arrived) for one in leases)
+        assert set(book.prompts()) == {one.prompt_index for one in leases}
+        missing = dict.fromkeys((one.worker_id for one in leases), 0)
+        for one in leases:
+            missing[one.worker_id] += one.num_missing
+        assert book.in_flight_by_worker() == missing
+        for worker_id in ("w0", "w1", "w2"):
+            held = [one for one in leases if one.worker_id == worker_id]
+            assert book.held_by(worker_id) == held

@@ -1,0 +1,285 @@
+import json
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.distributed.tensor import distribute_tensor
+
+from tests.fixtures.learner.models import llama
+from tests.fixtures.learner.ranks import run_ranks
+from tests.fixtures.learner.updates import make_spec
+from vcpo.algo.ess.unit import EssKind, EssReading
+from vcpo.api.optimizer import Optimizer, Schedule
+from vcpo.api.workloads import Precision
+from vcpo.service.lifecycle import StartError
+from vcpo_learner.optimizer.policy_optimizer import PolicyOptimizer, clip_gradient
+from vcpo_learner.optimizer.step_rate import StepRate, base_learning_rate
+from vcpo_learner.ranks.sharding import place_model, whole
+
+
+def layer_with_gradient(value):
+    layer = nn.Linear(2, 1)
+    for parameter in layer.parameters():
+        parameter.grad = torch.full_like(parameter, value)
+    return layer
+
+
+def test_a_long_gradient_is_scaled_to_the_largest_norm():
+    # Three entries of 2: norm sqrt(12).
+    layer = layer_with_gradient(2.0)
+    assert clip_gradient(layer.parameters(), 1.0) == pytest.approx(12**0.5)
+    entries = torch.cat([layer.weight.grad.flatten(), layer.bias.grad])
+    assert float(entries.norm()) == pytest.approx(1.0, rel=1e-5)
+
+
+def test_a_short_gradient_is_left_as_it_is():
+    layer = layer_with_gradient(0.1)
+    clip_gradient(layer.parameters(), 1.0)
+    assert layer.bias.grad.tolist() == pytest.approx([0.1])
+
+
+def test_a_gradient_that_is_not_finite_is_reported_and_left_as_it_is():
+    layer = layer_with_gradient(1.0)
+    layer.weight.grad[0, 0] = float("inf")
+    assert clip_gradient(layer.parameters(), 1.0) == float("inf")
+    assert layer.bias.grad.tolist() == [1.0]
+
+
+def seeded_llama():
+    torch.manual_seed(0)
+    return llama()
+
+
+def gradients(model):
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randn(each.shape, generator=generator) for each in model.parameters()]
+
+
+def cut(ranks):
+    """The model on this rank, with its part of the gradient."""
+    model = seeded_llama()
+    whole = gradients(model)
+    place_model(model, ranks, Precision.FLOAT32)
+    for parameter, gradient in zip(model.parameters(), whole, strict=True):
+        parameter.grad = distribute_tensor(gradient, parameter.device_mesh, parameter.placements)
+    return model
+
+
+def train(ranks):
+    model = cut(ranks)
+    norm = clip_gradient(model.parameters(), 0.5)
+    optimizer = PolicyOptimizer(model, Optimizer(weightDecay=0.1))
+    optimizer.step(0.01, 0.5)
+    numbers = {name: whole(each.detach()) for name, each in model.named_parameters()}
+    with pytest.raises(StartError, match="'muon' works with one rank only; use adamw"):
+        PolicyOptimizer(model, Optimizer(name="muon"))
+    model.get_parameter("lm_head.weight").grad.to_local().fill_(float("nan") if ranks.rank else 0.0)
+    broken = clip_gradient(model.parameters(), 0.5)
+    kept = model.get_parameter("model.norm.weight").grad.full_tensor()
+    return norm, numbers, broken, kept
+
+
+def test_two_ranks_clip_and_step_as_one():
+    (norm, numbers, broken, kept), (other_norm, _, other_broken, other_kept) = run_ranks(2, train)
+    model = seeded_llama()
+    for parameter, gradient in zip(model.parameters(), gradients(model), strict=True):
+        parameter.grad = gradient
+    exact = torch.cat([each.flatten() for each in gradients(model)]).double().norm()
+    assert norm == other_norm == pytest.approx(float(exact), rel=1e-6)
+    clip_gradient(model.parameters(), 0.5)
+    PolicyOptimizer(model, Optimizer(weightDecay=0.1)).step(0.01, 0.5)
+    torch.testing.assert_close(
+        numbers,
+        {name: each.detach() for name, each in model.named_parameters()},
+        rtol=1e-5,
+        atol=1e-7,
+    )
+    # One rank's NaN is every rank's, and nothing is clipped by it.
+    assert broken != broken
+    assert other_broken != other_broken
+    assert torch.equal(kept, other_kept)
+    assert torch.isfinite(kept).all()
+
+
+def settings(**fields):
+    return Optimizer.model_validate({"learningRate": 0.1, **fields})
+
+
+def rates(total_steps, **fields):
+    """The base rates of a run that skips no step."""
+    return [
+        base_learning_rate(
+            settings(**fields), total_steps=total_steps, steps_taken=step, updates_taken=step
+        )
+        for step in range(total_steps)
+    ]
+
+
+def test_a_constant_schedule_keeps_the_set_rate():
+    assert rates(3) == [0.1, 0.1, 0.1]
+
+
+def test_the_warmup_rises_linearly_to_the_set_rate():
+    assert rates(6, warmupSteps=4) == pytest.approx([0.025, 0.05, 0.075, 0.1, 0.1, 0.1])
+
+
+def test_a_linear_schedule_falls_in_equal_parts_to_the_last_step():
+    # From 1 to 0.2 in four parts of 0.2.
+    fields = {"schedule": "linear", "finalLearningRateRatio": 0.2}
+    assert rates(5, **fields) == pytest.approx([0.1, 0.08, 0.06, 0.04, 0.02])
+
+
+def test_a_cosine_schedule_falls_slowly_at_both_ends():
+    # (1 + cos(180 degrees * p)) / 2 at p = 0, 1/3, 2/3, 1 is 1, 3/4, 1/4, 0; then 0.2 + 0.8 of it.
+    fields = {"schedule": "cosine", "finalLearningRateRatio": 0.2}
+    assert rates(4, **fields) == pytest.approx([0.1, 0.08, 0.04, 0.02])
+
+
+def test_a_schedule_begins_where_the_warmup_ends():
+    # Steps 1 and 2 rise; step 2 has the whole rate; steps 3 and 4 fall by half of it each.
+    fields = {"schedule": "linear", "warmupSteps": 2, "finalLearningRateRatio": 0.0}
+    assert rates(4, **fields) == pytest.approx([0.05, 0.1, 0.05, 0.0])
+
+
+def test_a_run_of_one_step_has_the_whole_rate():
+    assert rates(1, schedule="cosine") == [0.1]
+
+
+def test_a_skipped_step_delays_the_warmup_and_not_the_schedule():
+    # Step 3 of 5 after two skipped steps: the first of 2 warm-up updates, a third of the way down.
+    chosen = settings(schedule="linear", warmupSteps=2, finalLearningRateRatio=0.1)
+    rate = base_learning_rate(chosen, total_steps=5, steps_taken=2, updates_taken=0)
+    assert rate == pytest.approx(0.1 * 0.5 * 0.7)
+
+
+def test_skipped_steps_do_not_keep_the_last_step_from_the_final_rate():
+    chosen = settings(schedule="cosine", finalLearningRateRatio=0.1)
+    rate = base_learning_rate(chosen, total_steps=50, steps_taken=49, updates_taken=30)
+    assert rate == pytest.approx(0.01)
+
+
+def test_a_raised_number_of_steps_continues_along_the_longer_course():
+    # After 5 of 5 steps the rate was 0; the sixth step of 11 is half-way down.
+    chosen = settings(schedule="linear", finalLearningRateRatio=0.0)
+    rate = base_learning_rate(chosen, total_steps=11, steps_taken=5, updates_taken=5)
+    assert rate == pytest.approx(0.05)
+
+
+@given(
+    schedule=st.sampled_from(Schedule),
+    warmup=st.integers(0, 40),
+    final=st.floats(0.0, 1.0),
+    total_steps=st.integers(1, 60),
+    data=st.data(),
+)
+def test_the_rate_stays_between_zero_and_the_set_rate(schedule, warmup, final, total_steps, data):
+    steps_taken = data.draw(st.integers(0, 80))
+    updates_taken = data.draw(st.integers(0, steps_taken))
+    chosen = settings(schedule=schedule, warmupSteps=warmup, finalLearningRateRatio=final)
+    rate = base_learning_rate(
+        chosen, total_steps=total_steps, steps_taken=steps_taken, updates_taken=updates_taken
+    )
+    assert 0.0 <= rate <= 0.1
+
+
+BASE = 1e-3
+
+
+def step_rate(**algorithm):
+    fields = {"learningRateRule": "trustRegion", "maxPolicyLagSteps": 64, **algorithm}
+    return StepRate(make_spec(**fields))
+
+
+def reading(ess_ratio, on_policy=1.0, chance=0.0):
+    return EssReading(
+        kind=EssKind.SEQUENCE,
+        ess_ratio=ess_ratio,
+        on_policy_ess_ratio=on_policy,
+        chance_nats=chance,
+    )
+
+
+def taken(rate, readings, lag=1):
+    """The rates of steps on these readings, each taken as allowed."""
+    found = []
+    for each in readings:
+        rate.observe(each, {lag: 64}, 64)
+        allowed = rate.allowed_rate(BASE)
+        rate.take(allowed, allowed)
+        found.append(allowed)
+    return found
+
+
+def test_under_another_rule_the_whole_base_rate_is_allowed():
+    assert taken(step_rate(learningRateRule="sqrt"), [reading(0.1)] * 2) == [BASE] * 2
+
+
+def test_the_horizon_is_the_largest_lag_of_the_run():
+    found = taken(step_rate(), [reading(1.0)] * 8)
+    assert found == [BASE / 64, BASE / 32, BASE / 16, BASE / 8, BASE / 4, BASE / 2, BASE, BASE]
+    assert taken(step_rate(maxPolicyLagSteps=8), [reading(1.0)]) == [BASE / 32]
+    assert taken(step_rate(maxPolicyLagSteps=0), [reading(0.1)] * 2) == [BASE] * 2
+
+
+def test_the_target_is_that_of_the_spec():
+    # The batch is four steps at BASE away; it misses what 64 steps at BASE / 4 may miss.
+    rate = step_rate(targetEssRatio=0.9)
+    for _ in range(4):
+        rate.take(BASE, BASE)
+    rate.observe(reading(0.9), {4: 1}, 64)
+    assert rate.allowed_rate(BASE) == pytest.approx(BASE / 4)
+
+
+def test_nats_count_from_the_on_policy_ratio():
+    alike = [taken(step_rate(), [reading(1.0)] + [reading(0.5)] * 5)]
+    alike += [taken(step_rate(), [reading(0.4, 0.4)] + [reading(0.2, 0.4)] * 5)]
+    assert alike[0] == pytest.approx(alike[1])
+
+
+def test_a_dead_band_that_is_given_takes_the_place_of_chance():
+    found = taken(step_rate(deadBand=0.5), [reading(0.5, chance=9.0)] * 6)
+    assert found[-1] == BASE / 2
+    assert taken(step_rate(deadBand=0.0), [reading(0.5, chance=9.0)] * 6)[-1] < BASE / 2
+
+
+def test_a_skipped_step_does_not_count_for_the_warm_up():
+    chosen = Optimizer.model_validate({"learningRate": 0.4, "warmupSteps": 4})
+    rate = StepRate(make_spec().model_copy(update={"optimizer": chosen}))
+    rate.take(None)
+    assert rate.base(steps_taken=1) == pytest.approx(0.1)
+    rate.take(0.1)
+    assert rate.base(steps_taken=2) == pytest.approx(0.2)
+
+
+def test_the_start_does_not_go_on_while_steps_are_skipped():
+    rate = step_rate()
+    taken(rate, [reading(1.0)])
+    for _ in range(10):
+        rate.observe(reading(1.0), {1: 64}, 64)
+        rate.take(None, rate.allowed_rate(BASE))
+    assert taken(rate, [reading(1.0)] * 2) == [BASE / 32, BASE / 16]
+
+
+def test_where_the_schedule_ends_at_no_rate_none_is_allowed():
+    chosen = Optimizer.model_validate({"schedule": "linear", "finalLearningRateRatio": 0.0})
+    spec = make_spec(learningRateRule="trustRegion")
+    rate = StepRate(spec.model_copy(update={"steps": 2, "optimizer": chosen}))
+    assert rate.base(steps_taken=1) == 0.0
+    rate.observe(reading(0.5), {1: 1}, 64)
+    assert rate.allowed_rate(0.0) == 0.0
+
+
+def test_a_restored_rate_goes_on_as_the_saved_one():
+    readings = [reading(each) for each in (1.0, 0.7, 0.4, 0.5)]
+    saved, restored = step_rate(), step_rate()
+    taken(saved, readings)
+    restored.load_state_dict(json.loads(json.dumps(saved.state_dict())))
+    assert taken(restored, readings) == taken(saved, readings)
+
+
+def test_a_state_of_a_rule_without_a_region_starts_one():
+    rate = step_rate()
+    rate.load_state_dict({"updates_taken": 3, "trust_region": None})
+    assert taken(rate, [reading(1.0)]) == [BASE / 64]

@@ -1,0 +1,267 @@
+import pytest
+import torch
+from torch import nn
+from transformers import MixtralConfig
+from transformers.models.mixtral.modeling_mixtral import MixtralExperts
+
+from tests.fixtures.learner.models import MIXTURES, PAD, llama, sampled_groups, seeded_model
+from tests.fixtures.learner.norms import recorded_norms, summed
+from tests.fixtures.learner.updates import expected_gradient, gradient_of_step, make_spec
+from vcpo.api.algorithm import RowLayout
+from vcpo_learner.forward.logprobs import token_logprobs
+from vcpo_learner.forward.token_batch import token_batch
+from vcpo_learner.per_sample_gradients import measurement
+from vcpo_learner.per_sample_gradients.backward import measure_gradients
+from vcpo_learner.per_sample_gradients.coverage import require_gradients
+from vcpo_learner.per_sample_gradients.factors import Factors, TokenProducts, as_factor, product
+from vcpo_learner.per_sample_gradients.slots import Slots
+from vcpo_learner.per_sample_gradients.taps import record_calls
+
+
+def linear_norms(weights):
+    """Norms of a layer of 20 features whose objective weighs its outputs [batch, tokens, 20]."""
+    layer, inputs = (
+        nn.Linear(3, 20, bias=False).double(),
+        torch.ones(*weights.shape[:2], 3).double(),
+    )
+    found = recorded_norms(layer, inputs, lambda output: (output * weights).flatten(1).sum(dim=1))
+    return found.tolist()
+
+
+def test_tokens_without_a_gradient_are_found_by_all_features():
+    weights = torch.zeros(2, 6, 20).double()
+    weights[0, 4, 0] = 2.0
+    weights[1, 2, 19] = 5.0
+    # The gradient is one row of three equal numbers.
+    assert linear_norms(weights) == [3 * 2.0**2, 3 * 5.0**2]
+
+
+def test_trajectories_without_any_gradient_have_the_norm_zero():
+    assert linear_norms(torch.zeros(2, 6, 20).double()) == [0.0, 0.0]
+
+
+def test_a_gradient_that_is_no_number_is_not_taken_for_none():
+    weights = torch.zeros(1, 6, 20).double()
+    weights[0, 1, 3] = torch.nan
+    assert linear_norms(weights)[0] != linear_norms(weights)[0]
+
+
+class Sharing(nn.Module):
+    """One matrix under two names, and one that is frozen."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.third = (nn.Linear(2, 2, bias=False) for _ in range(3))
+        self.second.weight = self.first.weight
+        self.third.requires_grad_(False)
+
+
+def test_slots_are_named_in_the_order_of_the_model():
+    model = seeded_model(llama)
+    expected = [(name, each.shape) for name, each in model.named_parameters()]
+    assert [(slot.name, slot.shape) for slot in Slots(model)] == expected
+
+
+def test_a_tied_parameter_is_one_slot_under_its_first_name():
+    model = Sharing()
+    (slot,) = slots = Slots(model)
+    assert slot.name == "first.weight"
+    assert slots.of(model.first) == slots.of(model.second) == {"weight": slot}
+
+
+def test_a_frozen_parameter_has_no_slot_and_its_module_is_not_listed():
+    model = Sharing()
+    assert Slots(model).of(model.third) == {}
+    assert [name for name, _ in Slots(model).modules()] == ["first", "second"]
+
+
+def test_a_slot_finds_the_parameter_that_its_module_has_now():
+    model = Sharing()
+    (slot,) = slots = Slots(model)
+    model.first.weight = nn.Parameter(torch.ones(2, 2))
+    assert slots.parameter(slot) is model.first.weight
+
+
+BF16, F32, F64 = torch.bfloat16, torch.float32, torch.float64
+
+
+def rounded(values):
+    """In float64, as bfloat16 holds them."""
+    return values.to(BF16).double()
+
+
+@pytest.mark.parametrize("kept", [True, False], ids=["kept", "reduced"])
+def test_under_autocast_norm_and_sum_are_of_what_the_forward_pass_multiplied(monkeypatch, kept):
+    monkeypatch.setattr(measurement, "is_kept_cheaper", lambda *_: kept)
+    torch.manual_seed(0)
+    layer, inputs = nn.Linear(8, 6, bias=False), torch.randn(3, 5, 8)
+    output_gradients = torch.randn(3, 5, 6)
+    with torch.autocast("cpu", dtype=BF16), record_calls(Slots(layer)) as recording:
+        output = layer(inputs)
+    assert output.dtype is BF16
+    objectives = (output * output_gradients.to(BF16)).float().sum(dim=(1, 2))
+    offsets = torch.tensor([1.0, -2.0, 0.5], dtype=F64)
+    measured = measure_gradients(objectives, recording, summed(layer, offsets, [0, 0, 0]))
+    measured.add_to_parameters([0.25])
+    each = rounded(output_gradients).mT @ rounded(inputs)
+    expected = each.square().sum(dim=(1, 2))
+    torch.testing.assert_close(measured.squared_norms, expected, rtol=1e-6, atol=0.0)
+    total = ((offsets + 0.25)[:, None, None] * each).sum(dim=0)
+    assert layer.weight.grad.dtype is F32
+    # A kept factor's sum is rounded once, like that of a plain backward pass.
+    tolerance = 0.05 if kept else 1e-5
+    torch.testing.assert_close(layer.weight.grad.double(), total, rtol=tolerance, atol=tolerance)
+
+
+def test_factors_of_bfloat16_stay_in_it_and_their_products_have_the_digits_of_float32():
+    found = as_factor(torch.tensor([1.0 + 2.0**-9]), BF16, F32)
+    assert found.dtype is BF16
+    assert found.tolist() == [1.0]  # bfloat16 has 8 digits of 2
+    torch.manual_seed(0)
+    first, second = torch.randn(2, 64, 96).to(BF16), torch.randn(2, 96, 80).to(BF16)
+    expected = first.double() @ second.double()
+    torch.testing.assert_close(product(first, second).double(), expected, rtol=1e-5, atol=1e-4)
+
+
+def test_a_sum_of_factors_of_bfloat16_keeps_its_digits_until_it_is_complete():
+    torch.manual_seed(0)
+    rows, columns = torch.randn(3, 40, 64).to(BF16), torch.randn(3, 40, 48).to(BF16)
+    coefficients = torch.tensor([1 / 3, -0.7, 1e-3], dtype=F64)[:, None, None]
+    each = rows.double().mT @ columns.double()
+    expected = (coefficients * each).sum(dim=0)
+    total, factors = torch.zeros(64, 48), Factors(rows=rows, columns=columns)
+    factors.add_weighted_to(total, coefficients)
+    torch.testing.assert_close(total.double(), expected, rtol=1e-5, atol=1e-5)
+    factors.add_weighted_to(total, -coefficients, is_complete=True)
+    assert 0.0 < float(total.abs().max()) < 2.0**-7 * float(expected.abs().max())
+
+
+def test_a_product_of_two_types_has_the_better_one():
+    first, second = torch.ones(1, 2, 3, dtype=F32), torch.ones(1, 3, 2, dtype=F64)
+    assert product(first, second).dtype is F64
+
+
+def test_norms_of_bfloat16_parameters_keep_the_digits_of_float32():
+    # 257 tokens of gradient 1: bfloat16 cannot count beyond 256.
+    layer = nn.Linear(1, 1).to(BF16)
+    with record_calls(Slots(layer)) as recording:
+        output = layer(torch.ones(1, 257, 1, dtype=BF16))
+    objectives = output.sum(dim=(1, 2), dtype=F32)
+    measured = measure_gradients(objectives, recording)
+    assert measured.squared_norms.tolist() == pytest.approx([2 * 257.0**2], rel=1e-14)
+
+
+def test_neighbors_that_share_their_input_share_its_products():
+    shared, other = torch.randn(1, 3, 2), torch.randn(1, 3, 2)
+    products = TokenProducts()
+    first = products.of(shared, shared)
+    assert products.of(shared.detach(), shared.detach()) is first
+    assert products.of(other, other) is not first
+
+
+def test_inner_products_of_factors_are_those_of_full_gradients():
+    torch.manual_seed(0)
+    one, other = (
+        Factors(rows=torch.randn(2, 4, 3).double(), columns=torch.randn(2, 4, 5).double())
+        for _ in range(2)
+    )
+    expected = (one.full(3) * other.full(3)).sum(dim=(1, 2))
+    torch.testing.assert_close(one.inner_products(other, TokenProducts()), expected)
+
+
+CPU = torch.device("cpu")
+
+
+class Routed(nn.Module):
+    """Two experts of width 1 and weights 1, each of which squares a positive number."""
+
+    def __init__(self, experts_of_tokens):
+        super().__init__()
+        sizes = {"hidden_size": 1, "intermediate_size": 1, "num_local_experts": 2}
+        config = MixtralConfig(**sizes, hidden_act="relu")
+        config._experts_implementation = "eager"
+        self.experts = MixtralExperts(config).double()
+        self.chosen = torch.tensor(experts_of_tokens).flatten()[:, None]
+        for parameter in self.parameters():
+            nn.init.ones_(parameter)
+
+    def forward(self, inputs):
+        weights = torch.ones(len(self.chosen), 1).double()
+        return self.experts(inputs.flatten(0, 1), self.chosen, weights).view_as(inputs)
+
+
+def test_a_worked_mixture_adds_up_the_tokens_of_an_expert_and_not_those_of_two():
+    # With 1 for all weights an expert's output is x * x, and each of its three weights has the
+    # gradient sum x^2 over the tokens that it got: (1, 4), and (1 + 9, 0).
+    inputs = torch.tensor([[[1.0], [2.0]], [[1.0], [3.0]]]).double()
+    norms = recorded_norms(
+        Routed([[0, 1], [0, 0]]), inputs, objectives=lambda output: output.sum(dim=(1, 2))
+    )
+    assert norms.tolist() == [3.0 * (1.0 + 16.0), 3.0 * 100.0]
+
+
+def test_experts_in_a_recorded_pass_compute_what_they_always_compute():
+    model = seeded_model(MIXTURES["mixtral"], dtype=torch.float64)
+    tokens = torch.tensor([[3, 4, 5, 6], [7, 8, 9, 1]])
+    forwards = [module.forward for module in model.modules()]
+    with record_calls(Slots(model)):
+        found = model(tokens).logits
+    torch.testing.assert_close(found, model(tokens).logits, rtol=1e-12, atol=1e-12)
+    assert [module.forward for module in model.modules()] == forwards
+
+
+@pytest.mark.parametrize("kept", [True, False], ids=["kept", "reduced"])
+@pytest.mark.parametrize("packs", [False, True], ids=["padded", "packed"])
+@pytest.mark.parametrize("family", MIXTURES)
+def test_the_sum_is_that_of_one_backward_pass(monkeypatch, family, packs, kept):
+    monkeypatch.setattr(measurement, "is_kept_cheaper", lambda *_: kept)
+    model = seeded_model(MIXTURES[family])
+    trajectories = [one for group in sampled_groups(model) for one in group]
+    groups, slopes = [0] * 4 + [1] * 4 + [2] * 4, torch.tensor([0.7, -1.3, 0.2]).double()
+    offsets = torch.linspace(-1.0, 1.0, 12).double()
+    batch = token_batch(trajectories, PAD, CPU, packs=packs)
+    objectives = token_logprobs(model, batch, temperature=1.0).sum(dim=1)
+    total = (objectives * (offsets + slopes[groups])).sum()
+    expected = torch.autograd.grad(total, list(model.parameters()))
+    with record_calls(slots := Slots(model)) as recording:
+        objectives = token_logprobs(model, batch, temperature=1.0).sum(dim=1)
+    segments = None if batch.row is None else batch.row.segments
+    found = measure_gradients(
+        objectives, recording, summed(model, offsets, groups), segments=segments
+    )
+    found.add_to_parameters(slopes.tolist())
+    for slot, gradient in zip(slots, expected, strict=True):
+        distance = float((slots.parameter(slot).grad - gradient).norm() / gradient.norm())
+        assert distance < 1e-5, slot.name
+
+
+@pytest.mark.parametrize("family", MIXTURES)
+@pytest.mark.parametrize("layout", RowLayout)
+def test_a_step_has_the_gradient_written_out_by_hand(family, layout):
+    model = seeded_model(MIXTURES[family])
+    groups = sampled_groups(model)
+    expected = expected_gradient(model, groups, "opob")
+    spec = make_spec()
+    batch = spec.batch.model_copy(update={"row_layout": layout})
+    found = gradient_of_step(model, spec.model_copy(update={"batch": batch}), groups)
+    assert float((found - expected).norm() / expected.norm()) < 1e-5
+
+
+def test_experts_whose_tokens_have_no_gradient_lose_none():
+    model = Routed([[0, 1]])
+    with record_calls(slots := Slots(model)) as recording:
+        objectives = 0.0 * model(torch.ones(1, 2, 1).double()).sum(dim=(1, 2))
+    weighted_sum = summed(model, torch.ones(1).double(), [0])
+    measured = measure_gradients(objectives, recording, weighted_sum)
+    measured.add_to_parameters([0.0])
+    assert measured.squared_norms.tolist() == [0.0]
+    require_gradients(slots, measured.unused)
+
+
+def test_padding_that_a_trajectory_depends_on_is_refused():
+    model = Routed([[0, 1, 1]])
+    with record_calls(Slots(model)) as recording:
+        output = model(torch.ones(1, 3, 1).double())
+    segments = torch.tensor([[0, 0, -1]])
+    with pytest.raises(ValueError, match=r"'experts' \(MixtralExperts\) has a gradient at padding"):
+        measure_gradients(output.sum()[None], recording, segments=segments)

@@ -1,0 +1,343 @@
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.fixtures.operator.runs import (
+    DEFAULTS,
+    KEY,
+    UID,
+    FakeCluster,
+    make_run,
+    parent,
+    pod,
+    signals,
+)
+from tests.unit.operator.decisions.plans import decision, desired_for, plan_names, settled_cluster
+from vcpo.control.limits import ControlLimits, lag_change
+from vcpo.control.state import ControlState
+from vcpo.wire.phase import RunPhase
+from vcpo_operator.children import Child, Kind, build_children
+from vcpo_operator.children.revision import Revision
+from vcpo_operator.decisions.autoscale import AutoscaleDecision, decide_autoscale, stored_state
+from vcpo_operator.decisions.conflicts import is_ours, keep_size, name_conflict
+from vcpo_operator.decisions.desired import DesiredState
+from vcpo_operator.decisions.lifecycle import LearnerDrain, LifecyclePhase, RunVerdict
+from vcpo_operator.decisions.plan import first_conflict, plan
+from vcpo_operator.decisions.snapshot import (
+    Snapshot,
+    judge_run,
+    signals_of_this_run,
+    signals_period_s,
+)
+from vcpo_operator.names import Role
+from vcpo_operator.observed.records import (
+    ObservedChild,
+    ObservedClaim,
+    ObservedGroup,
+    ObservedState,
+    RunRecord,
+)
+from vcpo_operator.observed.status import RunStatus
+
+_MAX_TURNS = 4
+few = settings(max_examples=25)  # one example writes several run files, which is slow
+
+
+@st.composite
+def desired_states(draw: st.DrawFn) -> DesiredState:
+    chosen = draw(st.lists(st.sampled_from(("main", "extra", "eval")), min_size=1, unique=True))
+    groups = [
+        {"name": name, "minReplicas": draw(st.integers(0, 3)), "maxReplicas": 8} for name in chosen
+    ]
+    phase = draw(st.sampled_from(list(LifecyclePhase)))
+    decided = decision(**{name: draw(st.integers(0, 8)) for name in chosen})
+    decided_now = decided if phase is LifecyclePhase.RUN else None
+    return desired_for(phase, decided_now, rollouts=groups)
+
+
+def settle(cluster: FakeCluster, desired: DesiredState) -> None:
+    for _ in range(_MAX_TURNS):
+        cluster.execute(plan(desired, cluster.observed, applied=cluster.applied))
+
+
+@few
+@given(st.lists(desired_states(), min_size=1, max_size=3))
+def test_after_a_few_turns_nothing_is_left_to_do(history):
+    cluster = FakeCluster()
+    for desired in history:
+        settle(cluster, desired)
+    assert plan(history[-1], cluster.observed, applied=cluster.applied) == ()
+
+
+@few
+@given(desired_states(), st.data())
+def test_a_plan_interrupted_anywhere_reaches_the_same_state(desired, data):
+    whole, cut = FakeCluster(), FakeCluster()
+    settle(whole, desired)
+    actions = plan(desired, cut.observed, applied={})
+    cut.execute(actions[: data.draw(st.integers(0, len(actions)))])
+    cut.applied.clear()  # a new operator knows no versions
+    settle(cut, desired)
+    assert state(cut) == state(whole)
+
+
+def state(cluster: FakeCluster) -> dict[object, str | None]:
+    return {(each.kind, each.name): each.digest for each in cluster.observed.children}
+
+
+NOW_S = 1_000_000.0
+
+
+def make_observed(**replicas: int) -> ObservedState:
+    groups = {}
+    for name, wanted in replicas.items():
+        child = ObservedChild(
+            kind=Kind.DEPLOYMENT, name=name, uid=name, owner_uid="u", digest="d", version=1
+        )
+        groups[name] = ObservedGroup(child=child, group=name, replicas=wanted, ready=wanted)
+    return ObservedState(groups=groups)
+
+
+def decide(
+    there: ObservedState, stored: Any = None, says: Any = None, **group: Any
+) -> AutoscaleDecision:
+    spec = make_run(rollouts=[{"name": "main", "minReplicas": 2, "maxReplicas": 6, **group}]).spec
+    return decide_autoscale(
+        spec, known=None, stored=stored or {}, observed=there, signals=says, now_s=NOW_S
+    )
+
+
+def test_a_new_run_wants_its_least_number_of_workers():
+    assert decide(ObservedState()).decision.replicas == {"main": 2}
+
+
+def test_a_manual_scale_changes_the_desired_replicas():
+    assert decide(make_observed(main=5)).decision.replicas == {"main": 5}
+
+
+def test_a_manual_scale_restarts_the_cooldown():
+    known = ControlState.start(ControlLimits.of(make_run().spec), now_s=1.0)
+    autoscale = decide(make_observed(main=5), stored=stored_state(known))
+    assert autoscale.state.fleet.scaled_s == NOW_S
+
+
+def test_a_scale_beyond_the_bounds_is_brought_back_to_them():
+    assert decide(make_observed(main=9)).decision.replicas == {"main": 6}
+
+
+def test_a_state_reads_back_as_it_was_stored():
+    spec = make_run(rollouts=[{"name": "main", "minReplicas": 2, "maxReplicas": 6}]).spec
+    known = ControlState.start(ControlLimits.of(spec), now_s=5.0, replicas={"main": 3})
+    assert decide(make_observed(main=3), stored=stored_state(known)).state == known
+    change = lag_change(before=8, after=4, reason="a low ESS", decided_s=4.0)
+    known = dataclasses.replace(known, last_lag_change=change)
+    assert decide(make_observed(main=3), stored=stored_state(known)).state == known
+
+
+def test_what_is_unknown_is_not_stored():
+    known = ControlState.start(ControlLimits.of(make_run().spec), now_s=5.0)
+    assert set(stored_state(known)["fleet"]) == {"replicas", "scaled_s"}
+
+
+def test_without_a_stored_state_the_learner_s_limit_stays_in_force():
+    autoscale = decide(ObservedState(), says=signals(lag_limit_steps=3, ess_ratio_mean=None))
+    assert autoscale.decision.lag_limit_steps == 3
+
+
+def there(kind: Kind = Kind.CONFIG_MAP, name: str = "demo-config", **changes: Any) -> ObservedChild:
+    seen = {"uid": "u", "owner_uid": None, "digest": None, "version": 1, **changes}
+    return ObservedChild(kind=kind, name=name, **seen)
+
+
+def claim(storage: str = "50Gi", **changes: Any) -> ObservedClaim:
+    child = there(Kind.CLAIM, "demo-learner", **{"digest": "d", **changes})
+    return ObservedClaim(child=child, storage=storage)
+
+
+def made_claim(**learner: Any) -> Child:
+    (made,) = (
+        each
+        for each in build_children(parent(learner=learner), DEFAULTS)
+        if each.kind is Kind.CLAIM
+    )
+    return made
+
+
+@pytest.mark.parametrize(
+    ("found", "ours"),
+    [
+        (there(owner_uid=UID), True),
+        (there(owner_uid="other"), False),
+        (there(owner_uid="other", adoptable=True), False),
+        (there(), False),
+        (there(digest="d"), False),  # an orphan: its run was deleted and it was to stay
+        (there(adoptable=True), True),
+        (claim().child, True),  # what an earlier run left behind
+        (claim(digest=None).child, False),
+        (claim(digest=None, adoptable=True).child, True),
+    ],
+)
+def test_what_has_our_owner_or_an_annotation_or_is_a_kept_claim_is_ours(
+    found: ObservedChild, ours: bool
+):
+    assert is_ours(found, UID) is ours
+    assert (name_conflict(found, UID) is None) is ours
+
+
+def test_somebody_elses_object_is_named_with_both_ways_out():
+    conflict = name_conflict(there(), UID)
+    assert conflict is not None
+    assert conflict.reason == "NameTaken"
+    assert conflict.message == (
+        "ConfigMap demo-config exists already and is not this run's. Delete or rename it; or give"
+        " it to the run, which then changes it, and deletes it when the run is deleted:"
+        " kubectl annotate configmap demo-config vcpo.dev/adopt=true"
+    )
+
+
+def test_nothing_is_created_after_a_conflict():
+    state = desired_for()
+    taken = ObservedState(children=(there(Kind.SERVICE, "demo-learner"),))
+    from_nothing = plan_names(state, settled_cluster(state))
+    assert from_nothing == []
+    cluster = settled_cluster(state)
+    cluster.applied.clear()
+    others = [each for each in cluster.observed.children if each.kind is not Kind.SERVICE]
+    cluster.observed = dataclasses.replace(cluster.observed, children=(*others, *taken.children))
+    assert plan_names(state, cluster) == [
+        "Apply ConfigMap demo-config",
+        "Apply PersistentVolumeClaim demo-learner",
+    ]
+    assert first_conflict(state, cluster.observed) == name_conflict(taken.children[0], UID)
+
+
+@pytest.mark.parametrize(
+    ("storage", "applied"), [("100Gi", "100Gi"), ("1Ti", "1Ti"), ("50Gi", "50Gi"), ("1Gi", "50Gi")]
+)
+def test_a_claim_never_shrinks(storage: str, applied: str):
+    made = keep_size(made_claim(), claim(storage), may_grow=True)
+    assert made.manifest["spec"]["resources"]["requests"]["storage"] == applied
+    assert (made.digest == made_claim().digest) is (applied == "50Gi")
+
+
+@pytest.mark.parametrize("storage", ["20Gi", "50Gi", "1Ti"])
+def test_a_claim_keeps_its_size_if_the_run_asks_for_none(storage: str):
+    made = keep_size(made_claim(), claim(storage), may_grow=False)
+    assert made.manifest["spec"]["resources"]["requests"]["storage"] == storage
+
+
+@pytest.mark.parametrize(
+    ("learner", "grows"), [({}, False), ({"checkpointStorageGibibytes": 60}, True)]
+)
+def test_a_claim_grows_only_if_the_run_asks_for_it(learner: dict[str, int], grows: bool):
+    cluster = settled_cluster(desired_for(learner={"checkpointStorageGibibytes": 42}))
+    child = cluster.observed.child(Kind.CLAIM, "demo-learner")
+    assert child is not None
+    there = ObservedClaim(child=child, storage="42Gi")
+    cluster.observed = dataclasses.replace(cluster.observed, claims={child.name: there})
+    planned = plan_names(desired_for(learner=learner), cluster)
+    assert ("Apply PersistentVolumeClaim demo-learner" in planned) is grows
+
+
+LEARNER = ObservedState(pods=(pod("demo-learner-0", Role.LEARNER),))
+RECORD = RunRecord(
+    key=KEY, uid=UID, generation=1, resource_version=1, deleting=False, spec={}, status={}
+)
+
+
+def snapshot(phase: LifecyclePhase, draining: LearnerDrain | None = None, **spec: Any) -> Snapshot:
+    status = RunStatus(start_s=0.0, admission_s=0.0, first_step_s=1.0)
+    return Snapshot(
+        record=RECORD,
+        run=make_run(**spec),
+        before=status,
+        current=status,
+        observed=ObservedState(),
+        signals=None,
+        verdict=RunVerdict(phase=phase),
+        draining=draining,
+        is_new_attempt=False,
+        now_s=0.0,
+    )
+
+
+def test_a_run_at_rest_is_reconciled_every_minute():
+    assert snapshot(LifecyclePhase.SUSPEND).requeue_after_s(0.0) == 60.0
+
+
+def test_an_active_run_is_reconciled_once_a_poll_period():
+    assert snapshot(LifecyclePhase.RUN, control={"pollSeconds": 7.0}).requeue_after_s(0.0) == 7.0
+
+
+def test_a_deadline_is_met_to_the_moment():
+    run = snapshot(LifecyclePhase.RUN, activeDeadlineSeconds=100, control={"pollSeconds": 7.0})
+    assert run.requeue_after_s(99.5) == 0.5
+
+
+def test_a_learner_that_starts_is_reconciled_every_second():
+    waiting = LearnerDrain(reason="because", since_s=0.0, until_s=120.0)
+    assert snapshot(LifecyclePhase.SUSPEND, waiting).requeue_after_s(10.0) == 1.0
+
+
+def test_the_end_of_the_wait_is_met_to_the_moment():
+    waiting = LearnerDrain(reason="because", since_s=0.0, until_s=120.0)
+    assert snapshot(LifecyclePhase.SUSPEND, waiting).requeue_after_s(119.75) == 0.25
+
+
+def test_a_learner_that_is_to_end_is_asked_at_every_reconciliation():
+    assert signals_period_s(make_run(suspend=True), RunStatus()) == 0.0
+    assert signals_period_s(make_run(), RunStatus(completion_s=5.0)) == 0.0
+
+
+def test_a_learner_that_trains_is_asked_now_and_then():
+    assert signals_period_s(make_run(control={"pollSeconds": 7.0}), RunStatus()) == 7.0
+
+
+def test_what_was_said_before_the_start_does_not_count():
+    before = RunStatus(start_s=90.0)
+    assert signals_of_this_run(signals().at_age(11.0), before, LEARNER, now_s=100.0) is None
+    assert signals_of_this_run(signals().at_age(10.0), before, LEARNER, now_s=100.0) is not None
+
+
+def test_what_is_said_while_the_learner_is_waited_for_counts():
+    waiting = RunStatus(drain_s=95.0)
+    assert signals_of_this_run(signals().at_age(11.0), waiting, LEARNER, now_s=100.0) is not None
+
+
+def test_the_failure_of_a_learner_that_is_on_its_way_out_is_that_of_an_attempt_before():
+    failed = signals(phase=RunPhase.FAILED)
+    leaving = ObservedState(pods=(pod("demo-learner-0", Role.LEARNER, terminating=True),))
+    assert signals_of_this_run(failed, RunStatus(start_s=90.0), leaving, now_s=100.0) is None
+    assert signals_of_this_run(failed, RunStatus(start_s=90.0), LEARNER, now_s=100.0) is failed
+    assert signals_of_this_run(signals(), RunStatus(start_s=90.0), leaving, now_s=100.0) is not None
+
+
+def test_a_failure_counts_when_it_is_heard_and_not_when_it_is_remembered():
+    failed = signals(phase=RunPhase.FAILED)
+    started = RunStatus(start_s=90.0)
+    assert signals_of_this_run(failed, started, LEARNER, now_s=100.0) is failed
+    assert signals_of_this_run(failed.at_age(1.0), started, LEARNER, now_s=100.0) is None
+    assert signals_of_this_run(signals().at_age(1.0), started, LEARNER, now_s=100.0) is not None
+
+
+@pytest.mark.parametrize(
+    ("step", "phase"), [(9, LifecyclePhase.RUN), (10, LifecyclePhase.COMPLETE)]
+)
+def test_a_learner_of_an_older_template_is_complete_if_it_took_the_steps_of_the_run(step, phase):
+    built = build_children(parent(), DEFAULTS)
+    older = pod("demo-learner-0", Role.LEARNER, template_digest="older", terminating=True)
+    judged = judge_run(
+        RECORD,
+        make_run(),
+        before=RunStatus(start_s=0.0),
+        observed=ObservedState(pods=(older,)),
+        signals=signals(phase=RunPhase.COMPLETE, step=step),
+        now_s=100.0,
+        kept=Revision.of(parent(), built),
+    )
+    assert judged.verdict.phase is phase

@@ -1,0 +1,389 @@
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+from tokenizers import Tokenizer, models
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from tests.fixtures.vocabularies import tokenizer_of
+from vcpo.service.lifecycle import (
+    Ready,
+    StartError,
+    read_ready,
+    split_address,
+    start_errors,
+    write_ready,
+)
+from vcpo.service.model_config import (
+    WITH_LANGUAGE_MODEL,
+    config_problem,
+    is_known_family,
+)
+from vcpo.service.run_lock import LockHolder, RunLockedError, run_lock
+from vcpo.service.vocabulary import (
+    Vocabulary,
+    keep_vocabulary,
+    num_tokens,
+    vocabulary_of,
+)
+
+SIZES = {
+    "vocab_size": 12,
+    "hidden_size": 8,
+    "intermediate_size": 8,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 1,
+}
+
+
+class Lossy:
+    """Two tokens look alike, so that the map from tokens to ids has one of them."""
+
+    all_special_ids = (0,)
+
+    def get_vocab(self):
+        return {"<s>": 0, "a": 1, "?": 3}
+
+    def convert_ids_to_tokens(self, ids):
+        return ("<s>", "a", "?", "?")[ids]
+
+
+def test_the_largest_id_ends_the_vocabulary_and_ids_between_are_holes():
+    found = Vocabulary.of(tokenizer_of([0, 1, 4, 6]), num_rows=12)
+    assert found == Vocabulary(num_tokens=7, holes=(2, 3, 5))
+
+
+def test_tokens_added_to_a_tokenizer_are_tokens():
+    tokenizer = tokenizer_of([0, 1, 2])
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<tool>"]})
+    tokenizer.add_tokens(["new"])
+    assert Vocabulary.of(tokenizer, num_rows=12) == Vocabulary(num_tokens=5)
+
+
+def test_tokens_without_a_row_are_no_tokens_of_the_model():
+    found = Vocabulary.of(tokenizer_of([0, 2, 5, 9, 20]), num_rows=8)
+    assert found == Vocabulary(num_tokens=8, holes=(1, 3, 4, 6, 7))
+
+
+def test_a_token_that_looks_like_another_is_no_hole():
+    assert Vocabulary.of(Lossy(), num_rows=12) == Vocabulary(num_tokens=4)
+
+
+def test_a_tokenizer_of_no_files_is_refused():
+    # As transformers makes one for a folder that has none: with its special tokens only.
+    empty = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.BPE(vocab={"<end>": 0}, merges=[])), eos_token="<end>"
+    )
+    with pytest.raises(ValueError, match="no token for text; its files are missing"):
+        Vocabulary.of(empty, num_rows=12)
+
+
+@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+def test_a_model_carries_its_vocabulary_and_without_one_every_row_is_a_token(tied):
+    model = LlamaForCausalLM(LlamaConfig(**SIZES, tie_word_embeddings=tied))
+    assert vocabulary_of(model) is None
+    assert num_tokens(model) == 12
+    keep_vocabulary(model, tokenizer_of([0, 1, 3]))
+    assert vocabulary_of(model) == Vocabulary(num_tokens=4, holes=(2,))
+    assert num_tokens(model) == 4
+    assert "vcpo" not in model.config.to_json_string()
+
+
+HOLD = """
+import sys
+from pathlib import Path
+from vcpo.service.run_lock import LockHolder, run_lock
+with run_lock(Path(sys.argv[1]), LockHolder.LEARNER):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def holder(tmp_path) -> Iterator[subprocess.Popen[str]]:
+    """Another process that holds the learner's lock."""
+    command = [sys.executable, "-c", HOLD, str(tmp_path)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, text=True, **pipes) as process:
+        assert process.stdout.readline() == "held\n"
+        yield process
+        process.kill()
+
+
+class Clock:
+    """A clock that only sleeping moves."""
+
+    def __init__(self):
+        self.now_s = 0.0
+        self.on_sleep = lambda: None
+
+    def __call__(self):
+        return self.now_s
+
+    def sleep(self, duration_s):
+        self.now_s += duration_s
+        self.on_sleep()
+
+
+def test_a_second_learner_is_reported_who_trains_where_since_when_and_what_to_do(holder, tmp_path):
+    with pytest.raises(RunLockedError) as refused, run_lock(tmp_path, LockHolder.LEARNER):
+        pass
+    assert re.fullmatch(
+        re.escape(
+            f"{tmp_path}: another learner (process {holder.pid} on {socket.gethostname()}, since "
+        )
+        + r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC\) works on this run; wait until it ends, "
+        + rf"stop it \(kill {holder.pid}\), or give another directory",
+        str(refused.value),
+    )
+
+
+def test_a_host_and_a_learner_do_not_exclude_each_other(holder, tmp_path):
+    with run_lock(tmp_path, LockHolder.HOST):
+        assert holder.poll() is None
+
+
+def test_the_lock_of_a_killed_process_is_taken_over(holder, tmp_path):
+    holder.kill()
+    holder.wait()
+    assert str(holder.pid) in (tmp_path / "learner.lock").read_text()
+    with run_lock(tmp_path, LockHolder.LEARNER):
+        assert f'"pid": {os.getpid()},' in (tmp_path / "learner.lock").read_text()
+
+
+def test_one_who_is_patient_gets_the_lock_of_a_process_that_ends(holder, tmp_path):
+    clock = Clock()
+
+    def end():
+        holder.kill()
+        holder.wait()
+
+    clock.on_sleep = end
+    with run_lock(tmp_path, LockHolder.LEARNER, patience_s=9, clock=clock, sleep=clock.sleep):
+        assert clock.now_s > 0
+
+
+def test_patience_ends(holder, tmp_path):
+    clock = Clock()
+    patient = run_lock(tmp_path, LockHolder.LEARNER, patience_s=9, clock=clock, sleep=clock.sleep)
+    with pytest.raises(RunLockedError), patient:
+        pass
+    assert clock.now_s == pytest.approx(9, abs=0.2)
+
+
+def test_a_lock_that_was_released_can_be_taken_again(tmp_path):
+    for _ in range(2):
+        with run_lock(tmp_path / "new", LockHolder.HOST):
+            pass
+
+
+def test_a_holder_that_has_not_signed_yet_is_still_a_holder(holder, tmp_path):
+    (tmp_path / "learner.lock").write_text("")
+    expected = "another learner works on this run; wait until it ends, stop that process"
+    with pytest.raises(RunLockedError, match=expected), run_lock(tmp_path, LockHolder.LEARNER):
+        pass
+
+
+LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
+CUSTOM = {
+    "model_type": "house_model",
+    "architectures": ["HouseForCausalLM"],
+    "auto_map": {"AutoConfig": "house.Config", "AutoModelForCausalLM": "house.Model"},
+}
+IMAGES = {"vision_config": {"depth": 1}, "text_config": {"hidden_size": 8}}
+
+
+def problem_of(config, *, is_known=True, trust_remote_code=False):
+    found = config_problem(config, "m", is_known=is_known, trust_remote_code=trust_remote_code)
+    return None if found is None else str(found)
+
+
+def quantized(**settings):
+    return {**LLAMA, "quantization_config": settings}
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        (quantized(quant_method="gptq", bits=4), r"\(gptq\).*give the checkpoint that it was made"),
+        (quantized(quant_method="awq", bits=4), r"\(awq\).*give the checkpoint that it was made"),
+        (quantized(load_in_4bit=True), r"\(bitsandbytes\).*from_pretrained\(name\)\.dequantize"),
+        (quantized(quant_method="fp8"), r"\(fp8\).*FineGrainedFP8Config\(dequantize=True\)"),
+        (quantized(quant_method="mxfp4"), r"\(mxfp4\).*Mxfp4Config\(dequantize=True\)"),
+        (quantized(quant_algo="NVFP4"), r"\(NVFP4\)"),
+        (
+            {**LLAMA, "compression_config": {"quant_method": "compressed-tensors"}},
+            r"\(compressed-tensors\).*CompressedTensorsConfig\(dequantize=True\)",
+        ),
+        ({"model_type": "gemma3", "text_config": quantized(quant_method="gptq")}, r"\(gptq\)"),
+        (
+            {"model_type": "mistral3", **IMAGES},
+            r"a model of images, video or sound \(mistral3\).*give a text-only checkpoint",
+        ),
+        (
+            {"model_type": "t5", "is_encoder_decoder": True},
+            r"an encoder-decoder model \(t5\); give one with a decoder alone",
+        ),
+        (
+            {"model_type": "bert", "architectures": ["BertForMaskedLM"]},
+            r"is a BertForMaskedLM, .*give a causal language model",
+        ),
+        (
+            {**LLAMA, "architectures": ["LlamaForSequenceClassification"]},
+            r"is a LlamaForSequenceClassification, .*give a causal language model",
+        ),
+    ],
+)
+def test_each_kind_that_cannot_be_trained_is_named_with_its_own_cure(config, said):
+    problem = problem_of(config)
+    assert problem.startswith("spec.model.name: is a")
+    assert problem.endswith("(got 'm')")
+    assert re.search(said, problem), problem
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        LLAMA,
+        {**LLAMA, "quantization_config": None},
+        {"model_type": "llama"},  # nothing is known of it
+        {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]},
+        {"model_type": "gemma3", "architectures": ["Gemma3ForConditionalGeneration"], **IMAGES},
+        {"model_type": "qwen3_5", "architectures": ["Qwen3_5ForConditionalGeneration"], **IMAGES},
+        # A known family needs no code of its repository, though it has some.
+        {**LLAMA, "auto_map": CUSTOM["auto_map"]},
+    ],
+)
+def test_a_causal_model_is_no_problem(config):
+    assert problem_of(config) is None
+
+
+def test_code_of_a_repository_needs_the_users_word():
+    problem = problem_of(CUSTOM, is_known=False)
+    assert problem.startswith("spec.model.trustRemoteCode: 'm' needs the Python code of its own")
+    assert problem_of(CUSTOM, is_known=False, trust_remote_code=True) is None
+
+
+def test_a_family_that_nobody_has_code_for_asks_for_a_newer_library():
+    said = "a family (house_model) that the installed transformers lacks; install a newer one"
+    assert said in problem_of({"model_type": "house_model"}, is_known=False)
+
+
+def test_every_causal_family_of_the_library_is_known_and_none_is_refused_by_its_class():
+    for family, name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items():
+        config = {"model_type": family, "architectures": [name] if isinstance(name, str) else name}
+        assert is_known_family(config), family
+        assert problem_of(config) is None, family
+    assert not is_known_family({"model_type": "house_model"})
+
+
+def test_families_with_other_inputs_are_those_that_the_library_loads_for_text():
+    assert MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.keys() >= WITH_LANGUAGE_MODEL
+
+
+READY = Ready(pid=12, grpc_port=7600, metrics_port=7601)
+TIMEOUT_S = 60
+SERVICE = """
+import asyncio, sys
+from vcpo.service.lifecycle import on_parent_exit, on_stop_request
+
+async def serve():
+    stopped = asyncio.get_running_loop().create_future()
+    on_stop_request(stopped.set_result)
+    on_parent_exit(stopped.set_result)
+    print("serving", flush=True)
+    print(await stopped, flush=True)
+
+asyncio.run(serve())
+"""
+
+
+@pytest.mark.parametrize("problem", [OSError("port taken"), ValueError("no port")])
+def test_what_the_user_must_put_right_while_starting_is_a_start_error(problem):
+    with pytest.raises(StartError, match=str(problem)), start_errors():
+        raise problem
+
+
+def test_a_bug_while_starting_stays_a_bug():
+    with pytest.raises(KeyError), start_errors():
+        raise KeyError("bug")
+
+
+@pytest.fixture
+def service() -> Iterator[subprocess.Popen[str]]:
+    """A process that serves until it is told, in one of the two ways, to stop."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", SERVICE], text=True, **pipes) as process:
+        assert process.stdout.readline() == "serving\n"
+        yield process
+        process.kill()
+
+
+def last_words(service: subprocess.Popen[str]) -> str:
+    """What a service that was told to stop says, while its standard input stays open."""
+    service.wait(TIMEOUT_S)
+    return service.stdout.read()
+
+
+def test_a_ready_file_is_read_as_it_was_written(tmp_path):
+    write_ready(tmp_path / "learner.json", READY)
+    assert read_ready(tmp_path / "learner.json") == READY
+
+
+def test_a_ready_file_leaves_nothing_beside_it(tmp_path):
+    write_ready(tmp_path / "learner.json", READY)
+    assert [path.name for path in tmp_path.iterdir()] == ["learner.json"]
+
+
+def test_a_ready_file_replaces_the_one_before(tmp_path):
+    write_ready(tmp_path / "learner.json", Ready(pid=1, grpc_port=2, metrics_port=3))
+    write_ready(tmp_path / "learner.json", READY)
+    assert read_ready(tmp_path / "learner.json") == READY
+
+
+def test_a_service_that_is_not_up_has_no_ready_file(tmp_path):
+    assert read_ready(tmp_path / "learner.json") is None
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_asks_a_service_to_stop(service, number):
+    service.send_signal(number)
+    assert last_words(service) == f"{number.name}\n"
+
+
+def test_the_end_of_its_parent_stops_a_service(service):
+    said, _ = service.communicate(timeout=TIMEOUT_S)  # closes the service's standard input
+    assert (said, service.returncode) == ("the host process has ended\n", 0)
+
+
+def test_what_a_parent_says_does_not_stop_a_service(service):
+    service.stdin.write("anything\n" * 1000)
+    service.stdin.flush()
+    service.send_signal(signal.SIGTERM)
+    assert last_words(service) == "SIGTERM\n"
+
+
+@pytest.mark.parametrize(
+    ("address", "parts"),
+    [
+        ("127.0.0.1:0", ("127.0.0.1", 0)),
+        ("learner.ns.svc:7600", ("learner.ns.svc", 7600)),
+        ("[::1]:65535", ("[::1]", 65535)),
+    ],
+)
+def test_an_address_is_split_at_its_last_colon(address, parts):
+    assert split_address(address) == parts
+
+
+@pytest.mark.parametrize("address", ["", "7600", ":7600", "host", "host:", "host:x", "host:65536"])
+def test_what_is_no_address_is_refused_with_its_value(address):
+    with pytest.raises(ValueError, match=f"address: must be host:port, got '{address}'"):
+        split_address(address)

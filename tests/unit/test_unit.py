@@ -1,0 +1,188 @@
+"""How `tools.size` counts."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import vcpo
+import vcpo_learner
+import vcpo_operator
+import vcpo_rollout
+from tests.fixtures.records import step_record
+from tests.fixtures.signals import signals_message
+from tools.size import files_below, num_long_functions
+from vcpo.algo.health.early_warning import WarningLevel
+from vcpo.learner_control import run_signals
+from vcpo.wire.v1 import control_pb2
+
+PAGE = """
+# Page
+## The way
+1. [a](../core/a.py), [a](../core/a.py),
+2. [b](../core/b.py) and [page](b.md)
+## Next
+[c](../core/c.py)
+"""
+
+
+def test_a_way_has_the_python_files_of_its_list_each_once():
+    assert files_below(PAGE, "## The way") == {"../core/a.py", "../core/b.py"}
+    with pytest.raises(ValueError, match="no heading '## Another'"):
+        files_below(PAGE, "## Another")
+
+
+@pytest.mark.parametrize(("lines", "number"), [(70, 0), (71, 1)])
+def test_a_function_may_have_70_lines(lines, number):
+    body = "    pass\n" * (lines - 1)
+    assert num_long_functions(f"def long():\n{body}") == number
+
+
+def test_the_record_of_the_last_step_arrives_whole():
+    record = {"step": 7, "warning_level": "critical", "dropped": {"stale": 2}, "ess_ratio": 0.25}
+    seen = run_signals(signals_message(**record))
+    assert seen.last == step_record(**record)
+    assert (seen.step, seen.warning_level) == (7, WarningLevel.CRITICAL)
+
+
+def test_before_the_first_step_there_is_no_record():
+    seen = run_signals(signals_message())
+    assert (seen.last, seen.step, seen.warning_level, seen.relative_ess_ratio) == (
+        None,
+        0,
+        None,
+        None,
+    )
+    assert (seen.accuracy, seen.effective_rate) == (None, None)
+
+
+def test_workers_are_known_by_the_name_of_their_pod():
+    worker = control_pb2.Worker(
+        worker_id="demo-rollout-main-x", rollout_group="main", silent_s=2.5, in_flight=6
+    )
+    seen = run_signals(signals_message(workers=[worker]))
+    found = seen.workers["demo-rollout-main-x"]
+    assert (found.in_flight, found.silent_s) == (6, 2.5)
+    assert seen.ready_workers == {"main": 1}
+
+
+@pytest.mark.parametrize(
+    ("message", "field"),
+    [
+        (signals_message(step=3, warning_level="odd"), "warning_level"),
+        (signals_message(step=3, ess_ratio_mean=1.5), "ess_ratio_mean"),
+        (signals_message(step=3, on_policy_ess_ratio=0.0), "on_policy_ess_ratio"),
+        (signals_message(learner_idle_ratio=float("nan")), "learner_idle_ratio"),
+        (signals_message(batch_trajectories=0), "batch_trajectories"),
+        (control_pb2.Signals(last_step="{}", batch_trajectories=1), "reward_mean"),
+    ],
+)
+def test_a_value_out_of_range_is_refused_by_its_field(message, field):
+    with pytest.raises(ValueError, match=field):
+        run_signals(message)
+
+
+ROOT = Path(__file__).resolve().parents[2]
+GENERATED = {"runs", "dist", "__pycache__"}
+HEAVY = ("torch", "transformers", "vllm", "numpy", "safetensors")
+PACKAGES = (vcpo, vcpo_operator, vcpo_rollout, vcpo_learner)
+
+IMPORT_EVERYTHING = """
+import importlib, pkgutil, sys
+for name in sys.argv[1].split():
+    package = importlib.import_module(name)
+    for module in pkgutil.walk_packages(package.__path__, f"{name}."):
+        if module.name != "vcpo.wire.deltas":  # for learner and worker, which have numpy
+            importlib.import_module(module.name)
+print(*sorted(sys.modules))
+"""
+
+
+def files() -> Iterator[Path]:
+    """Every file of the tree that a person wrote; hidden folders and outputs aside."""
+    for top in ROOT.iterdir():
+        if top.name.startswith(".") or top.name in GENERATED:
+            continue
+        for path in [top] if top.is_file() else top.rglob("*"):
+            if path.is_file() and not GENERATED & set(path.parts):
+                yield path
+
+
+def documents() -> list[Path]:
+    return [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def folder_table() -> list[str]:
+    """The folders that docs/architecture.md's last table has a row for."""
+    lines = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8").splitlines()
+    rows = lines[lines.index("| folder | what it holds | runs in |") + 2 :]
+    return [row.split("`")[1] for row in rows if row.startswith("|")]
+
+
+def product_folders() -> set[str]:
+    """Folders of the packages with a module beside `__init__.py`; generated stubs aside."""
+    modules = [
+        path
+        for package in PACKAGES
+        for path in Path(*package.__path__).rglob("*.py")
+        if path.name != "__init__.py" and "_pb2" not in path.name
+    ]
+    return {path.parent.relative_to(ROOT).as_posix() for path in modules}
+
+
+def test_nothing_shadows_the_operator_module_of_python():
+    assert not (ROOT / "operator" / "__init__.py").exists()
+    assert (ROOT / "operator" / "vcpo_operator" / "__init__.py").exists()
+
+
+def test_tests_are_no_package():
+    assert list((ROOT / "tests").rglob("__init__.py")) == []
+
+
+def test_core_and_operator_load_nothing_heavy():
+    # In a fresh interpreter, since this one may have loaded anything.
+    command = [sys.executable, "-c", IMPORT_EVERYTHING, "vcpo vcpo_operator"]
+    loaded = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    assert {"vcpo.cli.main", "vcpo.wire.server", "vcpo_operator"} <= set(loaded)
+    assert [name for name in HEAVY if name in loaded] == []
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.__name__)
+def test_a_package_says_that_it_is_typed(package):
+    (folder,) = package.__path__
+    assert (Path(folder) / "py.typed").is_file()
+
+
+def test_the_readme_has_at_most_900_words():
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").split()) <= 900
+
+
+def test_the_architecture_has_a_row_for_every_product_folder():
+    assert sorted(product_folders() - set(folder_table())) == []
+
+
+def test_the_architecture_names_folders_that_exist():
+    rows = folder_table()
+    assert [folder for folder in rows if not (ROOT / folder).is_dir()] == []
+    assert len(rows) == len(set(rows))
+
+
+def test_documents_link_to_files_that_exist():
+    links = [
+        (document, target.partition("#")[0])
+        for document in documents()
+        for target in re.findall(r"\]\(([^)\s]+)\)", document.read_text(encoding="utf-8"))
+        if not re.match(r"[a-z]+:|#", target)
+    ]
+    broken = [target for document, target in links if not (document.parent / target).exists()]
+    assert broken == []
+
+
+def test_no_file_knows_the_machine_it_was_written_on():
+    homes = re.compile(rb"(?<![\w.}-])/(?:work|root|home)/")
+    assert [str(path) for path in files() if homes.search(path.read_bytes())] == []

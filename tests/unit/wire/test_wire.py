@@ -1,0 +1,337 @@
+from __future__ import annotations
+
+import copy
+import pickle
+import re
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import grpc
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vcpo.wire.access.roles import (
+    METHODS_OF,
+    RUN_ROLES,
+    CallerRole,
+    key_variables,
+    keys_from_environment,
+    new_run_keys,
+    role_of,
+)
+from vcpo.wire.client import open_channel
+from vcpo.wire.errors import InvalidMessageError, check_id, check_wait
+from vcpo.wire.failures import (
+    MAX_DISTINCT,
+    Failure,
+    FailureCause,
+    FailureCounts,
+    failure_from_message,
+    failure_to_message,
+    one_line,
+)
+from vcpo.wire.limits import CHANNEL_OPTIONS
+from vcpo.wire.packing import (
+    PackedLogprobs,
+    PackedTokenIds,
+    pack_logprobs,
+    pack_token_ids,
+    unpack_logprobs,
+    unpack_token_ids,
+)
+from vcpo.wire.phase import RunPhase, phase_from_message, phase_to_message
+from vcpo.wire.server import WireServer
+from vcpo.wire.v1 import (
+    control_pb2,
+    control_pb2_grpc,
+    policy_pb2,
+    policy_pb2_grpc,
+    work_pb2,
+    work_pb2_grpc,
+)
+
+
+@pytest.mark.parametrize("size", [1, 256])
+def test_an_id_within_bounds_is_accepted(size):
+    check_id("worker_id", "w" * size)
+
+
+def test_an_id_may_not_be_empty():
+    with pytest.raises(
+        InvalidMessageError, match=r"^worker_id: must be 1 to 256 characters, got ''$"
+    ):
+        check_id("worker_id", "")
+
+
+@pytest.mark.parametrize("wait_s", [0.0, 0.5, 30.0])
+def test_a_wait_within_bounds_is_returned(wait_s):
+    assert check_wait("wait_seconds", wait_s) == wait_s
+
+
+@pytest.mark.parametrize("wait_s", [-0.1, 30.1, float("nan"), float("inf")])
+def test_a_wait_outside_is_named(wait_s):
+    with pytest.raises(InvalidMessageError, match=r"^wait_seconds: must be 0 to 30 seconds, got "):
+        check_wait("wait_seconds", wait_s)
+
+
+@pytest.mark.parametrize(
+    ("phase", "number"),
+    [
+        (RunPhase.RUNNING, work_pb2.RUN_PHASE_RUNNING),
+        (RunPhase.DRAINING, work_pb2.RUN_PHASE_DRAINING),
+        (RunPhase.COMPLETE, work_pb2.RUN_PHASE_COMPLETE),
+        (RunPhase.FAILED, work_pb2.RUN_PHASE_FAILED),
+    ],
+)
+def test_a_phase_has_its_number_in_both_directions(phase, number):
+    assert phase_to_message(phase) == number
+    assert phase_from_message(number) is phase
+
+
+def test_every_phase_of_the_wire_but_the_unspecified_is_ours():
+    numbers = set(work_pb2.RunPhase.values()) - {work_pb2.RUN_PHASE_UNSPECIFIED}
+    assert numbers == {phase_to_message(phase) for phase in RunPhase}
+
+
+@pytest.mark.parametrize("number", [work_pb2.RUN_PHASE_UNSPECIFIED, 99])
+def test_a_phase_not_known_here_counts_as_running(number):
+    assert phase_from_message(number) is RunPhase.RUNNING
+
+
+ROOT = Path(__file__).parents[3]
+CLIENTS = {
+    "core/vcpo/local/processes/child.py",
+    "core/vcpo/wire/client.py",
+}
+
+
+@pytest.mark.parametrize(
+    ("option", "default_ms"),
+    [
+        ("grpc.initial_reconnect_backoff_ms", 1_000),
+        ("grpc.min_reconnect_backoff_ms", 20_000),
+        ("grpc.max_reconnect_backoff_ms", 120_000),
+        ("grpc.dns_min_time_between_resolutions_ms", 30_000),
+    ],
+)
+def test_who_lost_its_server_asks_for_it_again_within_five_seconds(option, default_ms):
+    options = dict(CHANNEL_OPTIONS)
+    assert 100 <= options.get(option, default_ms) <= 5_000
+
+
+def test_channels_are_opened_where_these_bounds_are_set():
+    opened = {
+        str(path.relative_to(ROOT))
+        for part in ("core", "learner_svc", "rollout_svc", "operator", "study")
+        for path in (ROOT / part).rglob("*.py")
+        if re.search(r"\b(insecure|secure)_channel\(", path.read_text())
+    }
+    assert opened == CLIENTS
+
+
+TOKEN_IDS = st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=20)
+
+
+@given(TOKEN_IDS)
+def test_token_ids_read_as_the_sequence_that_was_packed(token_ids):
+    packed = unpack_token_ids("ids", pack_token_ids(token_ids), most=20)
+    assert packed == token_ids
+    assert tuple(token_ids) == packed
+    assert hash(packed) == hash(tuple(token_ids))
+    assert [packed[index] for index in range(len(packed))] == token_ids
+    assert packed[-1] == token_ids[-1]
+    assert packed[1:] == token_ids[1:]
+    assert packed[::2] == token_ids[::2]
+
+
+@given(TOKEN_IDS, TOKEN_IDS)
+def test_token_ids_are_equal_when_their_numbers_are(first, second):
+    packed = [PackedTokenIds(pack_token_ids(each)) for each in (first, second)]
+    assert (packed[0] == packed[1]) is (first == second)
+    assert (packed[0] == second) is (first == second)
+
+
+def test_logprobs_are_the_float32_numbers_of_the_wire():
+    packed = unpack_logprobs("logprobs", pack_logprobs([-0.5, -0.0, -1.25]), count=3)
+    assert packed == (-0.5, 0.0, -1.25)
+    assert packed != (-0.5, 0.0, -1.5)
+    assert packed != (-0.5, 0.0)
+    assert packed != "abc"
+
+
+def test_what_is_packed_is_handed_on_without_a_copy():
+    token_ids = PackedTokenIds(pack_token_ids([1, 2]))
+    assert pack_token_ids(token_ids) is token_ids.data
+    logprobs = PackedLogprobs(pack_logprobs([-1.0]))
+    assert pack_logprobs(logprobs) is logprobs.data
+
+
+def test_packed_numbers_can_be_copied_and_pickled():
+    packed = PackedTokenIds(pack_token_ids([7, 8]))
+    assert copy.deepcopy(packed) == packed
+    assert pickle.loads(pickle.dumps(packed)) == packed
+
+
+def test_a_number_takes_four_bytes():
+    packed = PackedLogprobs(bytes(4 * 10_000))
+    assert sys.getsizeof(packed) + sys.getsizeof(packed.data) < 4.1 * 10_000
+    assert not hasattr(packed, "__dict__")
+
+
+def failure(message="no item 7", *, cause=FailureCause.REWARD, line=12):
+    return Failure(
+        cause=cause, exception_type="KeyError", message=message, location=f"/app/task.py:{line}"
+    )
+
+
+def test_a_failure_is_said_in_one_line():
+    assert failure().sentence == "reward: KeyError: no item 7 (/app/task.py:12)"
+    wrong = Failure(cause=FailureCause.TYPE, message="must return a number, got None")
+    assert wrong.sentence == "type: must return a number, got None"
+
+
+def test_the_first_and_every_hundredth_of_the_same_are_worth_a_line():
+    counts = FailureCounts()
+    lines = [counts.add(failure(f"no item {number}")) for number in range(1, 251)]
+    assert [(number, line) for number, line in enumerate(lines, start=1) if line] == [
+        (1, "reward: KeyError: no item 1 (/app/task.py:12)"),
+        (100, "reward: KeyError: no item 100 (/app/task.py:12); 100 times so far"),
+        (200, "reward: KeyError: no item 200 (/app/task.py:12); 200 times so far"),
+    ]
+
+
+def test_another_line_of_code_or_cause_is_another_failure():
+    counts = FailureCounts()
+    others = [failure(), failure(line=13), failure(cause=FailureCause.PROMPT)]
+    assert all(counts.add(other, now_s=at) for at, other in enumerate(others))
+    assert [one.latest for one in counts] == others[::-1]
+
+
+def test_no_more_than_a_few_distinct_failures_are_kept():
+    counts = FailureCounts()
+    lines = [counts.add(failure(line=line)) for line in range(1000)]
+    assert len(list(counts)) == MAX_DISTINCT
+    assert lines[MAX_DISTINCT:] == [None] * (1000 - MAX_DISTINCT)
+
+
+@pytest.mark.parametrize("cause", FailureCause)
+def test_a_failure_travels_whole(cause):
+    sent = failure(cause=cause)
+    assert failure_from_message(failure_to_message(sent)) == sent
+
+
+def test_a_message_without_a_cause_is_an_unknown_failure():
+    message = work_pb2.Failure(kind=work_pb2.FAILURE_KIND_ENVIRONMENT, message="from before")
+    assert failure_from_message(message).sentence == "unknown: from before"
+
+
+def test_a_long_text_from_the_wire_is_truncated_to_one_short_line():
+    message = work_pb2.Failure(message="a\n" * 10_000, location="b" * 10_000)
+    read = failure_from_message(message)
+    assert (len(read.message), len(read.location)) == (500, 500)
+    assert "\n" not in read.message
+    assert one_line(" a \n\t b ") == "a b"
+
+
+FILES = (work_pb2, policy_pb2, control_pb2)
+METHODS = {
+    f"/{service.full_name}/{method.name}"
+    for file in FILES
+    for service in file.DESCRIPTOR.services_by_name.values()
+    for method in service.methods
+}
+WORK = {f"/vcpo.wire.v1.WorkService/{name}" for name in ("Lease", "Submit", "Release")}
+POLICY = {f"/vcpo.wire.v1.PolicyService/{name}" for name in ("GetManifest",)}
+CONTROL = {
+    f"/vcpo.wire.v1.ControlService/{name}"
+    for name in ("GetSignals", "SetThrottle", "Drain", "ReleaseWorker")
+}
+ALLOWED = {
+    "worker": WORK | POLICY,
+    "steering": CONTROL,
+}
+KEYS = {role: f"key-of-{role}" for role in CallerRole}
+
+
+@pytest.fixture
+async def address() -> AsyncIterator[str]:
+    """A server with all services, none of whose methods does anything."""
+    server = WireServer(keys=KEYS)
+    work_pb2_grpc.add_WorkServiceServicer_to_server(
+        work_pb2_grpc.WorkServiceServicer(), server.grpc_server
+    )
+    policy_pb2_grpc.add_PolicyServiceServicer_to_server(
+        policy_pb2_grpc.PolicyServiceServicer(), server.grpc_server
+    )
+    control_pb2_grpc.add_ControlServiceServicer_to_server(
+        control_pb2_grpc.ControlServiceServicer(), server.grpc_server
+    )
+    port = await server.start("127.0.0.1:0", [])
+    yield f"127.0.0.1:{port}"
+    await server.stop(0)
+
+
+async def status_of(channel: grpc.aio.Channel, method: str) -> str:
+    call = channel.unary_stream(method)(b"", timeout=30.0)
+    return (await call.code()).name
+
+
+@pytest.mark.parametrize("role", list(CallerRole))
+async def test_a_key_opens_the_methods_of_its_role_and_no_other(address, role):
+    async with open_channel(address, key=KEYS[role]) as channel:
+        refused = {
+            method for method in METHODS if await status_of(channel, method) == "PERMISSION_DENIED"
+        }
+    assert METHODS - refused == ALLOWED[role]
+
+
+def test_the_table_knows_every_method_and_no_other():
+    assert set().union(*METHODS_OF.values()) == METHODS
+
+
+@pytest.mark.parametrize(
+    "shown", ["", "Bearer ", "key-of-worker", "Bearer key-of-worker ", "bearer key-of-worker"]
+)
+def test_what_is_not_a_whole_key_is_no_role(shown):
+    assert role_of(shown, KEYS) is None
+    assert role_of("Bearer key-of-worker", KEYS) is CallerRole.WORKER
+
+
+def test_a_key_that_this_server_was_not_given_opens_nothing():
+    assert role_of("Bearer key-of-steering", {CallerRole.WORKER: "key-of-worker"}) is None
+
+
+def test_the_keys_of_a_run_differ_and_are_made_anew():
+    one, other = new_run_keys(), new_run_keys()
+    assert set(one) == set(RUN_ROLES)
+    assert len({*one.values(), *other.values()}) == 4
+
+
+def test_keys_come_from_the_environment_and_an_empty_one_is_none(monkeypatch):
+    monkeypatch.setenv("VCPO_WORKER_KEY", "w")
+    monkeypatch.setenv("VCPO_STEERING_KEY", "")
+    assert keys_from_environment(RUN_ROLES) == {CallerRole.WORKER: "w"}
+
+
+def test_a_process_gets_the_keys_of_its_roles_and_empty_variables_for_the_others():
+    assert key_variables(KEYS, [CallerRole.STEERING]) == {
+        "VCPO_WORKER_KEY": "",
+        "VCPO_STEERING_KEY": "key-of-steering",
+    }
+
+
+def test_a_key_from_a_file_is_read_without_the_newline_at_its_end(monkeypatch):
+    monkeypatch.setenv("VCPO_WORKER_KEY", "secret\n")
+    monkeypatch.setenv("VCPO_STEERING_KEY", "")
+    roles = (CallerRole.WORKER, CallerRole.STEERING)
+    assert keys_from_environment(roles) == {CallerRole.WORKER: "secret"}
+
+
+@pytest.mark.parametrize("key", ["\n", "two\nlines", "schlüssel", "tab\tinside"])
+def test_a_key_that_no_header_carries_is_refused_by_name_and_not_shown(monkeypatch, key):
+    monkeypatch.setenv("VCPO_WORKER_KEY", key)
+    with pytest.raises(ValueError, match=r"^VCPO_WORKER_KEY: must be printable ASCII") as refused:
+        keys_from_environment([CallerRole.WORKER])
+    assert key not in str(refused.value)
