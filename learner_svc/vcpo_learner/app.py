@@ -166,8 +166,8 @@ class _Learner:
         )
         self.weight_server = options.weight_server(self.folder, keys=self.keys)
         self.policies = PolicyStore(self.folder, incarnation=incarnation, clock=time.monotonic)
-        self.training = TrainingLoop.build(
-            run=run,
+        self.training = TrainingLoop(
+            run_object=run,
             run_dir=options.run_dir,
             policy=policy,
             published=PublishedState(policy.model),

@@ -14,7 +14,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
@@ -66,114 +66,87 @@ _POLL_S = 1.0
 class TrainingLoop:
     """Takes the steps of one run. Owner: the learner's event loop."""
 
-    spec: VCPORunSpec
-    tokenizer: PreTrainedTokenizerBase
+    run_object: VCPORun
+    run_dir: Path
+    policy: PolicyOnRanks
+    published: PublishedState
+    policies: PolicyStore
+    weight_server: WeightServer | None
+    """Sends the versions' files; None: all workers see them."""
     dispatcher: Dispatcher
     log: RedoLog
-    update: PolicyUpdate
-    troubles: Troubles
-    thread: TensorThread
-    saver: RunSaver
-    rollback: Rollback
-    publication: Publication
-    recovery: Recovery
-    mismatch: MismatchWatch
     signals: SignalWindow
     gauges: LearnerGauges
     records: RunRecords
-    step_log: StepLog
+    troubles: Troubles
     clock: Clock
-    _evaluation: asyncio.Task[None] | None = None
+    spec: VCPORunSpec = field(init=False)
+    tokenizer: PreTrainedTokenizerBase = field(init=False)
+    update: PolicyUpdate = field(init=False)
+    thread: TensorThread = field(init=False)
+    saver: RunSaver = field(init=False)
+    rollback: Rollback = field(init=False)
+    publication: Publication = field(init=False)
+    recovery: Recovery = field(init=False)
+    mismatch: MismatchWatch = field(init=False)
+    step_log: StepLog = field(init=False)
+    _evaluation: asyncio.Task[None] | None = field(default=None, init=False)
     """The evaluation beside training, until it was awaited."""
 
-    @classmethod
-    def build(
-        cls,
-        *,
-        run: VCPORun,
-        run_dir: Path,
-        policy: PolicyOnRanks,
-        published: PublishedState,
-        policies: PolicyStore,
-        weight_server: WeightServer | None,
-        dispatcher: Dispatcher,
-        log: RedoLog,
-        signals: SignalWindow,
-        gauges: LearnerGauges,
-        records: RunRecords,
-        troubles: Troubles,
-        clock: Clock,
-    ) -> TrainingLoop:
-        """Build the loop of one learner from the learner's parts.
-
-        weight_server: sends the versions' files; None: all workers see them.
-        """
-        spec, update, thread = run.spec, policy.update, TensorThread()
-        step_log = StepLog(spec.steps, clock=clock)
-        saver = RunSaver(
+    def __post_init__(self) -> None:
+        """Make the parts that only the loop uses."""
+        run, policy = self.run_object, self.policy
+        self.spec = spec = run.spec
+        self.tokenizer, self.update = policy.tokenizer, policy.update
+        self.thread = thread = TensorThread()
+        self.step_log = StepLog(spec.steps, clock=self.clock)
+        self.saver = RunSaver(
             run=run,
-            run_dir=run_dir,
+            run_dir=self.run_dir,
             export=ModelExport(run.metadata.name, spec.model, policy.model, policy.tokenizer),
-            update=update,
-            dispatcher=dispatcher,
-            log=log,
+            update=self.update,
+            dispatcher=self.dispatcher,
+            log=self.log,
             thread=thread,
-            gauges=gauges,
-            records=records,
-            troubles=troubles,
+            gauges=self.gauges,
+            records=self.records,
+            troubles=self.troubles,
         )
-        rollback = Rollback(
+        self.rollback = Rollback(
             age_steps=spec.rollback_age_steps,
-            update=update,
-            dispatcher=dispatcher,
-            saver=saver,
+            update=self.update,
+            dispatcher=self.dispatcher,
+            saver=self.saver,
             thread=thread,
-            signals=signals,
-            gauges=gauges,
-            records=records,
+            signals=self.signals,
+            gauges=self.gauges,
+            records=self.records,
         )
-        recovery = Recovery(
+        self.recovery = Recovery(
             run=run,
-            run_dir=run_dir,
-            update=update,
-            dispatcher=dispatcher,
-            log=log,
-            saver=saver,
-            signals=signals,
-            gauges=gauges,
-            records=records,
-            step_log=step_log,
+            run_dir=self.run_dir,
+            update=self.update,
+            dispatcher=self.dispatcher,
+            log=self.log,
+            saver=self.saver,
+            signals=self.signals,
+            gauges=self.gauges,
+            records=self.records,
+            step_log=self.step_log,
         )
-        publication = Publication(
+        self.publication = Publication(
             precision=spec.published_precision,
             commands=policy.commands,
-            published=published,
+            published=self.published,
             tensor_thread=thread,
-            dispatcher=dispatcher,
+            dispatcher=self.dispatcher,
             ranks=policy.ranks,
-            policies=policies,
-            weight_server=weight_server,
-            gauges=gauges,
+            policies=self.policies,
+            weight_server=self.weight_server,
+            gauges=self.gauges,
         )
-        mismatch = MismatchWatch(spec=spec, dispatcher=dispatcher, signals=signals, records=records)
-        return cls(
-            spec=spec,
-            tokenizer=policy.tokenizer,
-            dispatcher=dispatcher,
-            log=log,
-            update=update,
-            troubles=troubles,
-            thread=thread,
-            saver=saver,
-            rollback=rollback,
-            publication=publication,
-            recovery=recovery,
-            mismatch=mismatch,
-            signals=signals,
-            gauges=gauges,
-            records=records,
-            step_log=step_log,
-            clock=clock,
+        self.mismatch = MismatchWatch(
+            spec=spec, dispatcher=self.dispatcher, signals=self.signals, records=self.records
         )
 
     def require_unused(self) -> None:
