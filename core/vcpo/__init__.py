@@ -24,8 +24,6 @@ def train(
     changes: Values of fields in place of the file's, such as {"algorithm.maxPolicyLagSteps": 12}.
     run_dir: Directory for records, checkpoints and the model; by default runs/NAME-NNN.
     resume: Whether to go on from the newest checkpoint in `run_dir`.
-
-    Raises:
         vcpo.api.SpecError: with all problems of the file.
     """
     from vcpo.local.training import Training  # the services import this package, and no host

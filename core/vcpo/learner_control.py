@@ -124,11 +124,7 @@ _STATE: Final = (
 
 
 def run_signals(message: control_pb2.Signals) -> RunSignals:
-    """Convert the learner's message.
-
-    Raises:
-        ValueError: naming the field, if a value is out of range.
-    """
+    """Convert the learner's message."""
     return checked_signals(
         {
             **{name: getattr(message, name) for name in _STATE},

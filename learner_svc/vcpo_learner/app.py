@@ -78,11 +78,7 @@ _LOCK_PATIENCE_S = 60.0
 
 
 async def run_learner(options: Options, environment: RankEnvironment) -> RunPhase:
-    """Train, as rank 0, the run of `options` and return its last phase.
-
-    Raises:
-        StartError: if the user must correct something, or another learner trains the run.
-    """
+    """Train, as rank 0, the run of `options` and return its last phase."""
     with contextlib.ExitStack() as held:
         with start_errors():
             lock = run_lock(options.run_dir, LockHolder.LEARNER, patience_s=_LOCK_PATIENCE_S)

@@ -12,7 +12,6 @@ class ChangeNotifier:
         self._event = asyncio.Event()
 
     def notify(self) -> None:
-        """Wake all current waiters."""
         self._event.set()
         self._event = asyncio.Event()
 

@@ -57,13 +57,7 @@ def main() -> int:
 
 
 def export(options: Options) -> Path:
-    """Write a model, or its adapters, from a checkpoint, and return the folder.
-
-    Raises:
-        StartError: naming the option and the fix.
-        OSError: if the disk does not take it.
-        ValueError: if the checkpoint does not hold such a model.
-    """
+    """Write a model, or its adapters, from a checkpoint, and return the folder."""
     path, manifest = _choose(options)
     settings = Model.model_validate(manifest.spec["model"])
     if options.adapters and settings.lora is None:
@@ -95,11 +89,7 @@ def export(options: Options) -> Path:
 
 
 def _choose(options: Options) -> tuple[Path, CheckpointManifest]:
-    """Return a checkpoint whose files have their checksums.
-
-    Raises:
-        StartError: if there is no such checkpoint.
-    """
+    """Return a checkpoint whose files have their checksums."""
     source, folder = options.source, options.source / "checkpoints"
     if (source / MANIFEST_FILE).is_file():
         return source, checked_manifest(source)

@@ -42,7 +42,6 @@ async def run_follower(options: Options, environment: RankEnvironment) -> None:
     """Train with rank 0 until it ends this rank.
 
     Raises:
-        StartError: if the user must correct something.
         LostRankError: if rank 0 or another rank is gone.
     """
     with start_errors():

@@ -40,9 +40,6 @@ class Options:
         """Return the server of a rank's folder; None if all workers see the folder.
 
         number: of the rank on its machine.
-
-        Raises:
-            ValueError: if an address has another form.
         """
         if folder.served_root is None:
             return None

@@ -74,7 +74,6 @@ class VCPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL publishes no types
         return torch.cat(gradient.log_weights), torch.cat(gradient.lags)
 
     def log_step(self, **numbers: float) -> None:
-        """Log numbers of a step as TRL logs its own."""
         for name, number in numbers.items():
             self._metrics["train"][f"vcpo/{name}"].append(number)
 
@@ -145,7 +144,6 @@ class _StepRates(TrainerCallback):
         self._trainer.log_step(ess_ratio=report.ess_ratio, rate=report.rate)
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **keywords: Any) -> None:
-        """Give the scheduler its own rates again."""
         self._rates.close()
 
 
@@ -162,7 +160,6 @@ def _logprobs(model: nn.Module, batch: dict[str, Tensor], temperature: float) ->
 
 
 def _largest_lag(args: Any) -> int:
-    """Return how many steps old data of a generation gets."""
     return int(
         (args.steps_per_generation * args.num_iterations - 1) // args.gradient_accumulation_steps
     )

@@ -118,7 +118,6 @@ class Troubles:
         return policy.then if has_lasted else policy.first
 
     def in_a_row(self, kind: Trouble, who: str = "") -> int:
-        """Return the length of the present row."""
         row = self._rows.get((kind, who))
         return 0 if row is None else row.number
 
@@ -128,7 +127,6 @@ class Troubles:
         return 0.0 if row is None else self._clock() - row.began_s
 
     def end_row(self, *kinds: Trouble, who: str = "") -> None:
-        """Record a success: the next trouble of these kinds begins a new row."""
         for kind in kinds:
             self._rows.pop((kind, who), None)
 

@@ -74,7 +74,6 @@ class Handlers:
     _generations: dict[RunKey, int] = field(default_factory=dict)
 
     async def start(self, *, settings: kopf.OperatorSettings, **kwargs: Any) -> None:
-        """Configure kopf; it calls this before it watches, with every index by its id."""
         self.view.indices = {name: kwargs[name] for name in INDICES}
         configure(settings, namespaced=self.namespaced)
 

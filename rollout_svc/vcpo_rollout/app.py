@@ -125,7 +125,6 @@ async def run_worker(options: Options) -> RunPhase:
     """Work for the learner of `options`; return the run's last known phase.
 
     Raises:
-        StartError: when the user must correct something.
         EngineError: when the engine died.
     """
     setting = _read(options)

@@ -160,7 +160,6 @@ async def try_environment(run: VCPORun, *, call_s: float = _CALL_S) -> None:
     call_s: longest wait for one call.
 
     Raises:
-        StartError: naming the field, where a worker would fail in the same way.
         NotTriedError: naming the field, where a service did not answer, or a call takes long.
     """
     settings = run.spec.environment

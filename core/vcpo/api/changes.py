@@ -19,9 +19,6 @@ def change_field(document: dict[Any, Any], path: str, value: object) -> None:
 
     path: as errors write it, `spec.rollouts[0].maxReplicas`, with or without `spec.`. A field that
         no run has is refused when the document is checked.
-
-    Raises:
-        ValueError: with the cure, if the path leads nowhere in the document.
     """
     *above, last = _keys(path)
     node: Any = document
@@ -35,11 +32,7 @@ def change_field(document: dict[Any, Any], path: str, value: object) -> None:
 
 
 def _require_place(node: object, key: str | int, above: Sequence[str | int]) -> None:
-    """Check that a node of the document, at the path `above`, can have such a key.
-
-    Raises:
-        ValueError: as `change_field`.
-    """
+    """Check that a node of the document, at the path `above`, can have such a key."""
     name = field_path(above)
     if isinstance(key, int):
         if not isinstance(node, list) or key >= len(node):
@@ -52,11 +45,7 @@ def _require_place(node: object, key: str | int, above: Sequence[str | int]) -> 
 
 
 def split_change(text: str) -> tuple[str, str]:
-    """Return the path and the text of the value of `FIELD=VALUE`.
-
-    Raises:
-        ValueError: with the cure, if it has another form.
-    """
+    """Return the path and the text of the value of `FIELD=VALUE`."""
     path, mark, value = text.partition("=")
     if not mark or not path.strip():
         raise ValueError(f"{text!r} must be FIELD=VALUE, such as {EXAMPLE}")

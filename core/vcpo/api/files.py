@@ -85,11 +85,7 @@ def run_to_yaml(run: VCPORun) -> str:
 
 
 def _apply_changes(path: Path, changes: Sequence[str]) -> dict[Any, Any]:
-    """Return a run file's document with some fields set.
-
-    Raises:
-        SpecError: if the file or a change cannot be read, or a change has no place in the file.
-    """
+    """Return a run file's document with some fields set."""
     document = _mapping(_read(path), str(path))
     for change in changes:
         try:
@@ -103,11 +99,7 @@ def _apply_changes(path: Path, changes: Sequence[str]) -> dict[Any, Any]:
 
 
 def _read(path: Path) -> str:
-    """Return the text of a file.
-
-    Raises:
-        SpecError: if it cannot be read.
-    """
+    """Return the text of a file."""
     try:
         with path.open("rb") as file:
             data = file.read(_MAX_FILE_BYTES + 1)  # a device has no end, and no size
@@ -139,11 +131,7 @@ def _document(text: str, source: str) -> Any:
 
 
 def _mapping(text: str, source: str) -> dict[Any, Any]:
-    """Return a document that is a mapping.
-
-    Raises:
-        SpecError: if it is none.
-    """
+    """Return a document that is a mapping."""
     document = _document(text, source)
     if not isinstance(document, dict):
         kind = type(document).__name__

@@ -315,11 +315,7 @@ class Host:
             self._fleet.scale(decision.replicas, self._port, busy)
 
     def _check_deadlines(self) -> None:
-        """Check the deadlines of the run.
-
-        Raises:
-            RunFailedError: if a deadline has passed.
-        """
+        """Check the deadlines of the run."""
         times = self._times(self._started_s)
         exceeded = exceeded_deadline(RunLimits.of(self._spec), times, self._clock())
         if exceeded is not None:
@@ -384,11 +380,7 @@ class Host:
             self._event("DrainFailed", f"the learner {leader.describe_failure()}")
 
     async def _pause(self, duration_s: float) -> None:
-        """Wait for `duration_s` seconds.
-
-        Raises:
-            _InterruptedError: if the user interrupts the run.
-        """
+        """Wait for `duration_s` seconds."""
         try:
             async with asyncio.timeout(duration_s):
                 await self._interrupted.wait()

@@ -107,11 +107,7 @@ def _is_offline() -> bool:
 
 
 def _read_config(folder: Path) -> Mapping[str, Any]:
-    """Return a model's configuration.
-
-    Raises:
-        OSError, ValueError: if it is missing, or no mapping in JSON.
-    """
+    """Return a model's configuration."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     if not isinstance(config, dict):
         raise ValueError(f"it is a {type(config).__name__}, not a mapping")  # noqa: TRY004

@@ -86,9 +86,6 @@ def write_samples(run_dir: Path, step: int, samples: Sequence[Sample], *, total_
     """Write the samples of a step, and remove those of a step that need not be kept any longer.
 
     total_steps: of the run; it decides which older steps are kept.
-
-    Raises:
-        OSError: when they cannot be written; half a file never stays.
     """
     path = run_dir / FOLDER / _FILE.format(step)
     _write(path, samples)
@@ -101,9 +98,6 @@ def write_answers(run_dir: Path, step: int, answers: Sequence[Sample]) -> None:
     """Write answers of an evaluation, and remove those of all others but the first.
 
     step: optimizer steps taken when the evaluation started.
-
-    Raises:
-        OSError: when they cannot be written; half a file never stays.
     """
     path = run_dir / FOLDER / _EVALUATION.format(step)
     _write(path, answers)
@@ -157,9 +151,5 @@ def _read(path: Path) -> Iterator[Sample]:
 
 
 def sample_of(entry: Mapping[str, Any]) -> Sample:
-    """Return what `dataclasses.asdict` made of a sample, also after a way through JSON.
-
-    Raises:
-        KeyError, TypeError: if fields are missing or unknown.
-    """
+    """Return what `dataclasses.asdict` made of a sample, also after a way through JSON."""
     return Sample(**{**entry, "group_rewards": tuple(entry["group_rewards"])})

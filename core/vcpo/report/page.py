@@ -44,17 +44,12 @@ def write_report(run_dir: Path) -> Path:
 
     Raises:
         SpecError: when `spec.yaml` is missing or is not a run.
-        OSError: when the report cannot be written; no part of it is left then.
     """
     return write_page(run_dir / REPORT_FILE, render_report(read_run(run_dir)))
 
 
 def write_page(path: Path, page: str) -> Path:
-    """Write a page; an older one is replaced atomically.
-
-    Raises:
-        OSError: when it cannot be written; no part of it is left then.
-    """
+    """Write a page; an older one is replaced atomically."""
     unfinished = path.with_name(f"{path.name}.tmp")
     try:
         unfinished.write_text(page, encoding="utf-8")

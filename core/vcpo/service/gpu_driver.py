@@ -49,11 +49,7 @@ def driver_problem(driver: str | None, cuda: int | None) -> str | None:
 
 
 def check_driver() -> None:
-    """Check the driver before a process loads torch; where GPUs are hidden, nothing is checked.
-
-    Raises:
-        StartError: if it is too old.
-    """
+    """Check the driver before a process loads torch; where GPUs are hidden, nothing is checked."""
     if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
         return
     if problem := driver_problem(driver_version(), cuda_version()):

@@ -65,11 +65,7 @@ class StartError(Exception):
 
 
 def gpu_memory_ratio() -> float | None:
-    """Return the share of its GPU's memory that this process may use; None is no limit.
-
-    Raises:
-        ValueError: naming the variable, if its value is not a share.
-    """
+    """Return the share of its GPU's memory that this process may use; None is no limit."""
     given = os.environ.get(GPU_MEMORY_VARIABLE)
     if given is None:
         return None
@@ -81,11 +77,7 @@ def gpu_memory_ratio() -> float | None:
 
 @contextlib.contextmanager
 def start_errors() -> Iterator[None]:
-    """Convert errors of the enclosed code, which uses the user's files and settings.
-
-    Raises:
-        StartError: with the text of an OSError or ValueError.
-    """
+    """Convert errors of the enclosed code, which uses the user's files and settings."""
     try:
         yield
     except (OSError, ValueError) as error:
@@ -166,11 +158,7 @@ def on_parent_exit(stop: Callable[[str], None]) -> None:
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Split `host:port` into host and port; the port is 0 (any free port) to 65535.
-
-    Raises:
-        ValueError: if the address has another form.
-    """
+    """Split `host:port` into host and port; the port is 0 (any free port) to 65535."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or int(port) > _MAX_PORT:
         raise ValueError(f"address: must be host:port, got {address!r}")

@@ -61,9 +61,6 @@ def configure(part: str, *, form: LogForm | None = None, level: int = logging.IN
 
     part: `learner`, `rollout` or `operator`.
     form: None takes `VCPO_LOG_FORMAT`.
-
-    Raises:
-        ValueError: naming the variable, if its value is no form.
     """
     os.environ[FORM_VARIABLE] = _form_of_environment() if form is None else form
     os.environ.pop(_FIELDS_VARIABLE, None)
@@ -101,11 +98,7 @@ def log_fields(**fields: object) -> Iterator[None]:
 
 
 def line_handler() -> logging.Handler:
-    """Return the handler that writes every line to the process's own standard error.
-
-    Raises:
-        ValueError: naming the variable, if the form in the environment is none.
-    """
+    """Return the handler that writes every line to the process's own standard error."""
     is_json = _form_of_environment() is LogForm.JSON
     handler = _LineHandler(sys.__stderr__)
     handler.setFormatter(JsonLine(_fields) if is_json else logging.Formatter(_TEXT))

@@ -42,9 +42,6 @@ def import_named(path: str, *, field: str, cure: str, name: str | None = None) -
     field: the field of the run, for errors.
     cure: what to do if it cannot be imported.
     name: what the user wrote, if it is not the path.
-
-    Raises:
-        ValueError: naming the field, when there is no such module or name in it.
     """
     module_name, _, own_name = path.partition(":")
     try:
@@ -64,9 +61,6 @@ def require_class(
     Checked before any call: a name must not be a way to call any object with arguments.
 
     what: what the class must be, with its article.
-
-    Raises:
-        ValueError: naming the field, and what is missing.
     """
     missing = [each for each in methods if not callable(getattr(found, each, None))]
     if isinstance(found, type) and not missing:
@@ -91,9 +85,6 @@ def require_arguments(
     beside: names of the arguments that it gets besides.
     field: the field of the run that holds the arguments.
     name: what the file calls the function's class.
-
-    Raises:
-        ValueError: naming the field, the arguments, and those that the function knows.
     """
     signature = inspect.signature(function)
     try:

@@ -41,11 +41,7 @@ class Vocabulary:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, *, num_rows: int) -> Self:
-        """Return the tokens of a tokenizer that a model has rows for.
-
-        Raises:
-            ValueError: if the tokenizer has none for text, as libraries make one of no files.
-        """
+        """Return the tokens of a tokenizer that a model has rows for."""
         ids = frozenset(tokenizer.get_vocab().values())
         if ids <= set(tokenizer.all_special_ids):
             raise ValueError("the tokenizer has no token for text; its files are missing")
@@ -63,11 +59,7 @@ def num_rows(model: Any) -> int:
 
 
 def keep_vocabulary(model: Any, tokenizer: Tokenizer) -> None:
-    """Make a model carry its vocabulary.
-
-    Raises:
-        ValueError: if the tokenizer has no token for text.
-    """
+    """Make a model carry its vocabulary."""
     setattr(model, _ATTRIBUTE, Vocabulary.of(tokenizer, num_rows=num_rows(model)))
 
 

@@ -55,9 +55,6 @@ class WireServer:
         certificates: those to serve with; None serves in plain text.
         health_address: where health checks, and nothing else, are answered in plain text too: the
             probes of Kubernetes know no TLS. None: nowhere.
-
-        Raises:
-            OSError: if an address cannot be bound, or a certificate cannot be read.
         """
         self._services = tuple(services)
         names = (*services, health.SERVICE_NAME, reflection.SERVICE_NAME)

@@ -243,11 +243,7 @@ def _is_address(address: str) -> bool:
 
 
 def _check_rows(shards: Sequence[policy_pb2.PolicyManifest]) -> None:
-    """Check that the shards' rows of every tensor follow each other without gap, from row 0.
-
-    Raises:
-        CorruptWeightsError: naming the field and its value.
-    """
+    """Check that the shards' rows of every tensor follow each other without gap, from row 0."""
     parts: defaultdict[str, list[tuple[str, policy_pb2.TensorEntry]]] = defaultdict(list)
     for number, shard in enumerate(shards):
         for position, entry in enumerate(shard.tensors):

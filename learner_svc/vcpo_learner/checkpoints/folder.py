@@ -132,7 +132,6 @@ class CheckpointFolder:
         return kept
 
     def steps(self) -> list[int]:
-        """Return the steps of all checkpoints, intact or not, in ascending order."""
         return sorted(checkpoint_paths(self._folder))
 
     def healthy_steps(self) -> list[int]:
@@ -145,7 +144,6 @@ class CheckpointFolder:
         return found
 
     def path(self, step: int) -> Path:
-        """Return the folder of a step's checkpoint, whether or not there is one."""
         return self._folder / f"{_STEP}{step:08d}"
 
     def load_newest(self) -> tuple[Checkpoint | None, tuple[DamagedCheckpointError, ...]]:
@@ -253,11 +251,7 @@ def require_same_spec(path: Path, before: Mapping[str, Any], after: Mapping[str,
 
 
 def checkpoint_paths(folder: Path) -> dict[int, Path]:
-    """Return what has the name of a checkpoint, by step, usable or not.
-
-    Raises:
-        OSError: if the folder is there and cannot be listed.
-    """
+    """Return what has the name of a checkpoint, by step, usable or not."""
     if not os.path.lexists(folder):
         return {}
     numbers = {path: path.name.removeprefix(_STEP) for path in folder.iterdir()}

@@ -115,11 +115,7 @@ class CheckpointManifest(BaseModel):
 
 
 def _check_file(folder: Path, name: str, expected: FileChecksum) -> None:
-    """Compare a file with its checksum; nothing is read of what has another size.
-
-    Raises:
-        DamageError: if it differs, or is no plain file.
-    """
+    """Compare a file with its checksum; nothing is read of what has another size."""
     path = folder / name
     try:
         size_bytes = path.stat().st_size

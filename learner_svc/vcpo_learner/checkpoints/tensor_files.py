@@ -79,11 +79,7 @@ class TensorFiles:
         return self._writing
 
     def load(self, folder: Path) -> None:
-        """Read the state and the moments into the model and the optimizer.
-
-        Raises:
-            ValueError: if a name or shape does not fit the model.
-        """
+        """Read the state and the moments into the model and the optimizer."""
         saved = _saved(folder)
         moments = {
             each.removeprefix(_MOMENTS).rpartition(".")[0]
@@ -101,7 +97,6 @@ class TensorFiles:
         read_tensors(folder, state, self._group)
 
     def close(self) -> None:
-        """Wait for the save in flight."""
         self._thread.shutdown()
 
     def _state(self) -> dict[str, Tensor]:

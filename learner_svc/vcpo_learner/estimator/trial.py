@@ -44,11 +44,7 @@ def main() -> int:
 
 
 def require_own_functions(spec: VCPORunSpec) -> None:
-    """Call a run's own loss and baseline on a small batch; nothing happens to shipped ones.
-
-    Raises:
-        StartError: naming the field, and what is missing or wrong.
-    """
+    """Call a run's own loss and baseline on a small batch; nothing happens to shipped ones."""
     config = spec.algorithm.loss_config
     if config.is_shipped:
         return

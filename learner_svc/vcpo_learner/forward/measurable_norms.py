@@ -42,9 +42,6 @@ def require_measurable_norms(
     packs: whether trajectories share a row.
     num_ranks: that call this at the same time, if the model is sharded.
     is_half: whether it computes in bfloat16 here.
-
-    Raises:
-        StartError: naming the field, the reason and the cure.
     """
     batch = _batch(model, packs=packs)
     network = PolicyNetwork.of(model)

@@ -157,11 +157,7 @@ class FailureWatch:
         )
 
     def _check_prompts(self) -> None:
-        """Check that prompts come that fit; some data sets begin with many that do not.
-
-        Raises:
-            TooManyFailuresError: if none fits for too long, or one does not and all must.
-        """
+        """Check that prompts come that fit; some data sets begin with many that do not."""
         latest, name = self._latest_too_long, self._environment.name
         if latest is None:
             return

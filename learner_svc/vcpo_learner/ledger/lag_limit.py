@@ -54,11 +54,7 @@ def limit_to_message(limit: LagLimit) -> ledger_pb2.LagLimit:
 
 
 def limit_from_message(message: ledger_pb2.LagLimit) -> LagLimit:
-    """Read what `limit_to_message` returned.
-
-    Raises:
-        ValueError: if there is no such level.
-    """
+    """Read what `limit_to_message` returned."""
     version = message.rollback_step if message.HasField("rollback_step") else None
     return LagLimit(
         steps=message.steps,

@@ -518,9 +518,6 @@ class TrajectoryLedger:
 
         With dynamic sampling (DAPO) a group of equal rewards is dropped instead. Its prompt is not
         requeued, and admission does not count it, so another prompt is granted in its place.
-
-        Raises:
-            InvalidMessageError: if a trajectory does not belong to the lease.
         """
         outcomes = self.leases.accept(lease, trajectories)
         if lease.num_missing:

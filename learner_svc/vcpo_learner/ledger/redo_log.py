@@ -85,11 +85,7 @@ class RedoLog:
         checkpoint_bytes: int = _CHECKPOINT_BYTES,
         retry_s: float = _RETRY_S,
     ) -> None:
-        """Open the folder of a run directory, and create it if there is none.
-
-        Raises:
-            StartError: if it cannot be read or written, naming it and the fix.
-        """
+        """Open the folder of a run directory, and create it if there is none."""
         self.path = run_dir / "redo-log"
         self.position = 0
         """Number of the newest change; 0 before the first."""
@@ -130,11 +126,7 @@ class RedoLog:
             return None
 
     def set_spec(self, spec: Mapping[str, Any]) -> None:
-        """Store the parts of the spec that a resume must share.
-
-        Raises:
-            StartError: if the disk fails, naming the folder and the fix.
-        """
+        """Store the parts of the spec that a resume must share."""
         path = self.path / "spec.json"
         try:
             path.with_suffix(".partial").write_text(json.dumps(spec))
@@ -323,12 +315,7 @@ class RedoLog:
             os.close(file)
 
     def _until_done(self, tell: Callable[..., object], do: Callable[[], Any]) -> Any:
-        """Call `do` until the disk lets it succeed.
-
-        Raises:
-            _ClosedError: if the log is closed meanwhile.
-            FileNotFoundError: if the folder is gone, which no room on the disk brings back.
-        """
+        """Call `do` until the disk lets it succeed."""
         while True:
             try:
                 return do()
@@ -395,11 +382,7 @@ def _files(folder: Path) -> list[_File]:
 
 
 def _frames(path: Path) -> Iterator[bytes | None]:
-    """Yield the changes of a file, None for one that is damaged, up to the last that is not torn.
-
-    Raises:
-        _DamagedHeadError: if a size was damaged.
-    """
+    """Yield the changes of a file, None for a damaged one, up to the last that is not torn."""
     with path.open("rb") as file:
         left = os.fstat(file.fileno()).st_size
         while left >= _HEAD.size:

@@ -66,8 +66,6 @@ def load_policy(
 
     Raises:
         ModelLoadError: if weights or tokenizer cannot be loaded.
-        StartError: if the model cannot be trained, or not all of it without adapters, its files
-            lack parameters, or the adapters fit no layer.
     """
     dtype = check_config(name, revision, trust_remote_code=trust_remote_code)
     try:
@@ -91,11 +89,7 @@ def load_policy(
 
 
 def choose_trained(model: PreTrainedModel, lora: Lora | None) -> None:
-    """Add the adapters that are trained to a model, in place; None trains all its weights.
-
-    Raises:
-        StartError: if it cannot be trained without adapters, or they fit no layer.
-    """
+    """Add the adapters that are trained to a model, in place; None trains all its weights."""
     if lora is None:
         require_all_trained(model)
     else:
@@ -118,11 +112,7 @@ def hold_base_short(model: PreTrainedModel, precision: Precision) -> None:
 
 
 def require_all_trained(model: PreTrainedModel) -> None:
-    """Check that a run without adapters may train every parameter: versions hold no other.
-
-    Raises:
-        StartError: naming a parameter that the architecture keeps as it is.
-    """
+    """Check that a run without adapters may train every parameter: versions hold no other."""
     frozen = next((name for name, each in model.named_parameters() if not each.requires_grad), None)
     if frozen is not None:
         raise StartError(
@@ -139,7 +129,6 @@ def check_config(name: str, revision: str | None, *, trust_remote_code: bool) ->
 
     Raises:
         ModelLoadError: if there is no such model.
-        StartError: naming the field, if it cannot.
     """
     try:
         config, _ = PreTrainedConfig.get_config_dict(name, revision=revision)
@@ -170,9 +159,6 @@ def account_for(
     name: of the model, in the run file.
     missing: tensors of the model that the files do not hold.
     unused: tensors of the files that the model has no place for.
-
-    Raises:
-        StartError: naming parameters without values, which would be random.
     """
     parameters = {each for each, _ in model.named_parameters(remove_duplicate=False)}
     if random := sorted(parameters & set(missing)):

@@ -42,10 +42,6 @@ def add_adapters(model: PreTrainedModel, lora: Lora) -> None:
     """Freeze a model's parameters and add adapters to its linear layers, in place.
 
     Beside parameters on `meta` the adapters have memory on the CPU.
-
-    Raises:
-        StartError: naming the field, if no layer has one of the given names, one is a head that
-            shares its matrix with the embeddings, or peft refuses one.
     """
     wanted = frozenset(lora.target_modules)
     refused = sorted(wanted & _TAKEN_FOR_EXPERTS) if is_mixture(model) else []

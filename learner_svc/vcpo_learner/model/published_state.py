@@ -134,9 +134,6 @@ def own_rows(model: PreTrainedModel) -> dict[str, Tensor]:
     """Return the rows that this rank publishes of each tensor, by name, without gradients.
 
     A tensor of which the rank publishes no row is left out; with one rank none is.
-
-    Raises:
-        ValueError: if a part of the model is left gathered, so that ranks have the same rows.
     """
     parameters = trainable_parameters(model)
     cut = {name for name, each in parameters.items() if is_sharded(each)}

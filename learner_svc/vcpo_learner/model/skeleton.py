@@ -60,9 +60,6 @@ def load_on_ranks(
     names for the parameters.
 
     context_tokens: longest prompt and response of the run; None for the model's context.
-
-    Raises:
-        StartError: if the user must correct something.
     """
     name, revision = local_model(settings.name), settings.revision
     trust = settings.trust_remote_code
@@ -103,7 +100,6 @@ def build_skeleton(
 
     Raises:
         ModelLoadError: if there is no such model.
-        StartError: if the model cannot be trained.
     """
     dtype = check_config(name, revision, trust_remote_code=trust_remote_code)
     try:
@@ -184,11 +180,7 @@ def _tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _weights_folder(name: str, revision: str | None) -> Path:
-    """Return a model's folder; download its weights from the hub if they are not here.
-
-    Raises:
-        ModelLoadError: if they cannot be downloaded.
-    """
+    """Return a model's folder; download its weights from the hub if they are not here."""
     if Path(name).is_dir():
         return Path(name)
     try:

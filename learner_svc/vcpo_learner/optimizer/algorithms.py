@@ -16,12 +16,7 @@ from vcpo.service.lifecycle import StartError
 
 
 def make_optimizers(model: nn.Module, settings: Optimizer) -> tuple[torch.optim.Optimizer, ...]:
-    """Return optimizers that have each trainable parameter once.
-
-    Raises:
-        ValueError: if no parameter is trainable.
-        StartError: if the algorithm does not work on sharded parameters.
-    """
+    """Return optimizers that have each trainable parameter once."""
     parameters = _trainable(model)
     if not parameters:
         raise ValueError("model has no parameter that requires a gradient: unfreeze some")

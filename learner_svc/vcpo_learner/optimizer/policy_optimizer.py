@@ -27,11 +27,9 @@ class PolicyOptimizer:
 
     @property
     def learning_rates(self) -> list[float]:
-        """The learning rate of each group of parameters."""
         return [group["lr"] for group in self._groups()]
 
     def zero_grad(self) -> None:
-        """Drop the gradients."""
         for optimizer in self._optimizers:
             optimizer.zero_grad()
 
@@ -76,7 +74,6 @@ class PolicyOptimizer:
                 tensors["step"].zero_()
 
     def forget_moments(self) -> None:
-        """Be the optimizer of a run that has taken no step."""
         for optimizer in self._optimizers:
             optimizer.state.clear()
 

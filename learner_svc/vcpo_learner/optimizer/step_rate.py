@@ -52,7 +52,6 @@ class StepRate:
         )
 
     def schedule(self, base_rate: float) -> float:
-        """Return a base rate as a share of the spec's rate: the factor of warm-up and schedule."""
         return base_rate / self._settings.learning_rate
 
     def observe(
@@ -88,7 +87,6 @@ class StepRate:
             self.region = self.region.step(rate or 0.0, allowed)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what the next rate depends on, for a checkpoint."""
         region = None if self.region is None else _REGION.dump_python(self.region)
         return {"updates_taken": self._updates_taken, "trust_region": region}
 

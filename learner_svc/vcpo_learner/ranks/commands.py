@@ -122,11 +122,7 @@ class Commands:
     def _agree(
         self, communication: Communication, name: str, work: Callable[[], _Result]
     ) -> _Result:
-        """Do work, and hear how it ended on the other ranks.
-
-        Raises:
-            LostRankError: if it did not end alike on all of them.
-        """
+        """Do work, and hear how it ended on the other ranks."""
         error: Exception | None = None
         try:
             result = work()
@@ -151,11 +147,7 @@ class Commands:
         return result
 
     def _failed(self, communication: Communication, error: Exception | None) -> dict[int, str]:
-        """Return what every rank's error says, by rank.
-
-        Raises:
-            RuntimeError: if a rank does not answer; what this one's error says is noted then.
-        """
+        """Return what every rank's error says, by rank."""
         own = "" if error is None else _text(error)
         content = torch.zeros(_TEXT_BYTES, dtype=torch.uint8)
         data = bytearray(own.encode()[:_TEXT_BYTES])

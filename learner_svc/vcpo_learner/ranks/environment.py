@@ -27,11 +27,7 @@ class RankEnvironment:
 
     @classmethod
     def from_variables(cls, variables: Mapping[str, str]) -> RankEnvironment:
-        """Read RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT; without them, one rank.
-
-        Raises:
-            StartError: naming the variable, if one is missing or wrong.
-        """
+        """Read RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT; without them one rank."""
         if "WORLD_SIZE" not in variables and "RANK" not in variables:
             return cls()
         size = _integer(variables, "WORLD_SIZE", 1, 1 << 20)

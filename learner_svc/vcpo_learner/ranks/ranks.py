@@ -151,8 +151,6 @@ def join_ranks(environment: RankEnvironment, learner: Learner, device_type: str)
     device_type: `cuda`, of which a rank takes the GPU of its local number, or `cpu`.
 
     Raises:
-        StartError: if the number of ranks and `learner.fsdpSize` do not fit, or there is no GPU for
-            the rank.
         LostRankError: naming the ranks that did not come in time.
     """
     num_shards = _num_shards(environment.size, learner.fsdp_size)
@@ -206,11 +204,7 @@ def _meet(
 
 
 def _gather(store: Store, environment: RankEnvironment, timeout: timedelta) -> str:
-    """Wait until all ranks are there; return the incarnation, which rank 0 names.
-
-    Raises:
-        LostRankError: naming the ranks that did not come in time.
-    """
+    """Wait until all ranks are there; return the incarnation, which rank 0 names."""
     store.set(f"{environment.rank}", uuid.uuid4().hex[:8])
     keys = [f"{rank}" for rank in range(environment.size)]
     try:
@@ -252,9 +246,6 @@ def _loopback_listener(environment: RankEnvironment) -> int | None:
 
     By itself a store listens on every interface. None leaves it to that: where the ranks of several
     machines meet, or if another process hosts the store.
-
-    Raises:
-        OSError: if the port is taken.
     """
     if not (environment.hosts_store and _is_one_machine(environment)):
         return None

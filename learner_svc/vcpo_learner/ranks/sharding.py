@@ -25,9 +25,6 @@ def place_model(model: nn.Module, ranks: Ranks, precision: Precision) -> None:
     model: on the CPU, or on `meta`, with the same numbers on every rank.
     precision: in which the model computes. Parameters, sums of gradients and optimizer stay
         float32.
-
-    Raises:
-        StartError: if the model does not name its decoder layers.
     """
     if ranks.communication is None:
         # nn.Module's own method: transformers wraps `to` without a usable type.
@@ -97,9 +94,6 @@ def decoder_layers(model: nn.Module) -> list[nn.Module]:
     """Return the layers that are gathered one after the other, in the model's order.
 
     model: of transformers, or a module around one. A layer within another one is gathered with it.
-
-    Raises:
-        StartError: if the model does not name them, or two of them share a parameter.
     """
     names = {
         name

@@ -33,17 +33,14 @@ class MeshPlace:
 
     @property
     def num_ranks(self) -> int:
-        """Ranks of all replicas."""
         return self.num_replicas * self.num_shards
 
     @property
     def rank(self) -> int:
-        """The rank's number; the shards of a replica are neighbors."""
         return self.replica * self.num_shards + self.shard
 
     @property
     def of_one_replica(self) -> MeshPlace:
-        """The place of the same rank for work that all ranks share, as if they were one replica."""
         return MeshPlace(num_shards=self.num_ranks, shard=self.rank)
 
 

@@ -141,11 +141,7 @@ def memory_budget(free_bytes: int, size: ModelSize, use: MemoryUse) -> MemoryBud
 
 
 def check_room(free_bytes: int, size: ModelSize, use: MemoryUse) -> None:
-    """Check that a model can be trained at all in the memory that is free beside its parameters.
-
-    Raises:
-        StartError: naming what is needed at least, what there is, and the cure.
-    """
+    """Check that a model can be trained at all in the memory that is free beside its parameters."""
     needed = size.num_trained * _LEAST_BYTES // use.num_shards
     if needed > free_bytes:
         raise StartError(
@@ -201,9 +197,6 @@ def budget_on_ranks(model: nn.Module, spec: VCPORunSpec, ranks: Ranks) -> Memory
     """Return what the rank with the least free memory holds; None on a CPU. A collective call.
 
     model: on its device, before the first step.
-
-    Raises:
-        StartError: as `check_room`.
     """
     free, size = free_bytes(ranks.device), ModelSize.of(model)
     if free is None or size is None:

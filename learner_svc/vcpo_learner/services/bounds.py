@@ -40,11 +40,7 @@ class ResponseBounds:
         model_context_tokens: int | None = None,
         routers: RouterLayout | None = None,
     ) -> Self:
-        """Return the bounds of a run; None for a limit that the model does not have.
-
-        Raises:
-            ValueError: if the longest response leaves no room for a prompt in the model's context.
-        """
+        """Return the bounds of a run; None for a limit that the model does not have."""
         if problem := spec.sampling.room_problem(model_context_tokens):
             got = f"(got {spec.sampling.max_new_tokens})"
             raise ValueError(f"spec.sampling.maxNewTokens: {problem} {got}")

@@ -32,7 +32,6 @@ class ControlService(control_pb2_grpc.ControlServiceServicer):
     async def GetSignals(  # noqa: N802 - named by the contract
         self, request: control_pb2.GetSignalsRequest, context: Any
     ) -> control_pb2.Signals:
-        """Return the current signals."""
         return self._signals.message()
 
     async def SetThrottle(  # noqa: N802 - named by the contract
@@ -52,7 +51,6 @@ class ControlService(control_pb2_grpc.ControlServiceServicer):
     async def Drain(  # noqa: N802 - named by the contract
         self, request: control_pb2.DrainRequest, context: Any
     ) -> control_pb2.DrainResponse:
-        """Start to drain the run; return its phase."""
         self._drain(request.reason or "asked for")
         return control_pb2.DrainResponse(phase=phase_to_message(self._dispatcher.phase))
 

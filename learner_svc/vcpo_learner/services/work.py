@@ -133,11 +133,7 @@ class WorkService(work_pb2_grpc.WorkServiceServicer):
         return work_pb2.ReleaseResponse(num_released=released)
 
     def _partial_responses(self, request: work_pb2.ReleaseRequest) -> list[PartialResponse]:
-        """Read and check the partial responses of a released lease.
-
-        Raises:
-            InvalidMessageError: naming the first field that exceeds its bound.
-        """
+        """Read and check the partial responses of a released lease."""
         if request.begun and len(request.lease_ids) != 1:
             requirement = "the one lease that `begun` was sampled for"
             raise InvalidMessageError("lease_ids", f"{len(request.lease_ids)} leases", requirement)

@@ -82,7 +82,6 @@ class SignalWindow:
         self._working_since_s = None
 
     def start_working(self) -> None:
-        """Note that the batch has arrived and the step starts."""
         self._working_since_s = self._clock()
 
     def record_step(self, record: StepRecord) -> None:
@@ -94,7 +93,6 @@ class SignalWindow:
         self._waiting_since_s = self._working_since_s = None
 
     def record_rollback(self, what: str) -> None:
-        """Note a rollback at the current step, and why, as a clause."""
         self._rollback, self._rolled_back_step = what, self._dispatcher.step
 
     def tokens_per_s(self) -> float:

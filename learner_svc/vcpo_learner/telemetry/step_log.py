@@ -124,7 +124,6 @@ class StepLog:
         yield "RewardsFar", message
 
     def _has_all_responses(self, record: StepRecord) -> bool:
-        """Return whether the responses for all steps have arrived; nothing fresh comes then."""
         batch = record.consumed // record.step
         return record.consumed + record.buffered >= self._total_steps * batch
 

@@ -150,11 +150,9 @@ class TrainingLoop:
         )
 
     def require_unused(self) -> None:
-        """Check that the run directory holds nothing of another run; as `Recovery`."""
         self.recovery.require_unused()
 
     def resume(self) -> int:
-        """Resume from the newest checkpoint and the log; return its step; as `Recovery`."""
         return self.recovery.resume()
 
     async def run(self, drain_s: float) -> RunPhase:
@@ -193,12 +191,10 @@ class TrainingLoop:
         return self.dispatcher.phase
 
     def report_log(self) -> None:
-        """Write the events of the redo log since the last call."""
         for kind, message in self.log.take_events():
             self.event(kind, message)
 
     def event(self, kind: str, message: str) -> None:
-        """Write an event of the learner."""
         self.records.event(kind, message)
 
     async def _until_kept(self) -> None:
@@ -306,11 +302,7 @@ class TrainingLoop:
             raise
 
     def _drop(self, groups: Sequence[Lease], error: Exception) -> None:
-        """Drop a batch on which no step can be taken; parameters and optimizer are unchanged.
-
-        Raises:
-            StartError: if batches before it broke the update too.
-        """
+        """Drop a batch on which no step can be taken; parameters and optimizer are unchanged."""
         ledger, troubles = self.dispatcher.ledger, self.troubles
         ledger.return_batch(groups)
         ledger.drop(groups, DropReason.QUARANTINED)

@@ -36,8 +36,6 @@ class PolicyOnRanks:
         """Wait for the other ranks and load the policy, as every rank does.
 
         Raises:
-            StartError: if the number of ranks is not the spec's, or the user must correct something
-                else.
             LostRankError: naming the ranks that did not come.
         """
         require_ranks(spec.learner, environment)
@@ -84,11 +82,7 @@ class PolicyOnRanks:
 
 
 def require_ranks(learner: Learner, environment: RankEnvironment) -> None:
-    """Check that as many processes were started as the run has ranks.
-
-    Raises:
-        StartError: naming the field, both numbers and the cure.
-    """
+    """Check that as many processes were started as the run has ranks."""
     started, processes = environment.size, learner.ranks_per_replica
     if started == learner.ranks:
         return

@@ -107,7 +107,6 @@ class Publication:
             task.cancel()
 
     def close(self) -> None:
-        """End the thread; there is nothing left to publish."""
         self._thread.shutdown()
 
     async def _announce(self, version: int, weights: _Weights) -> None:
@@ -150,7 +149,6 @@ class ShardPublication:
         self.commands.on("take_weights", self._take)
 
     def close(self) -> None:
-        """End the thread once the version in hand is reported."""
         self._thread.shutdown()
 
     def _take(self, precision: Precision, version: int) -> None:

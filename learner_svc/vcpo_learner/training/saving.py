@@ -86,7 +86,6 @@ class RunSaver:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all steps were taken in an earlier process and the model is on disk."""
         model = ExportedModel.read(self.run_dir / "model")
         return model is not None and min(model.step, self._step) >= self.run.spec.steps
 
@@ -124,11 +123,7 @@ class RunSaver:
                 await writing
 
     async def finish(self) -> None:
-        """Write the last checkpoint, and the model unless the run was asked to stop.
-
-        Raises:
-            StartError: if the disk does not take them.
-        """
+        """Write the last checkpoint, and the model unless the run was asked to stop."""
         await self.save()
         if self._failure is not None:
             raise self._end_error() from self._failure

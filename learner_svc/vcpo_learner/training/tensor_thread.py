@@ -17,9 +17,7 @@ class TensorThread:
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tensors")
 
     async def run(self, work: Callable[[], _Result]) -> _Result:
-        """Do work in the thread; return its result, or raise its error."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)
 
     def shutdown(self) -> None:
-        """End the thread after its work."""
         self._pool.shutdown()

@@ -116,7 +116,6 @@ class GradientAccumulation:
 
     @property
     def runner(self) -> MicroBatchRunner:
-        """What runs the model on parts of a batch."""
         return self._runner
 
     def score(
@@ -248,11 +247,9 @@ class GradientAccumulation:
         return _fresh(trajectories, record, policy_version)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint must hold of it."""
         return self._inputs.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a `state_dict`."""
         self._inputs.load_state_dict(state)
 
     def _empty_record(self, trajectories: Sequence[Trajectory], policy_version: int) -> BatchRecord:

@@ -123,12 +123,10 @@ class MicroBatchRunner:
         return [*own, (self.autocast(), True)] if self._use_bfloat16 else own
 
     def fits_one(self, tokens: BatchTokens, positions: Sequence[int]) -> bool:
-        """Return whether one micro-batch of one rank holds the trajectories at these positions."""
         lengths = [tokens.num_tokens[at] for at in positions]
         return self._budget.holds(len(lengths), self._budget.tokens_of(lengths))
 
     def holds_each(self, tokens: BatchTokens, groups: Sequence[Sequence[int]]) -> bool:
-        """Return whether one micro-step holds each group, given by its trajectories' positions."""
         lengths = ([tokens.num_tokens[at] for at in group] for group in groups)
         return all(fit([group], self._place.num_shards, self._budget) for group in lengths)
 

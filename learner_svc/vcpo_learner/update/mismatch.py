@@ -48,11 +48,9 @@ class Mismatch:
         return found
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what the next review depends on, for a checkpoint."""
         state: dict[str, Any] = _STATE.dump_python(self.calibration)
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a `state_dict`; the limit is that of the run's spec."""
         ceiling = self.calibration.ceiling
         self.calibration = replace(_STATE.validate_python(state), ceiling=ceiling)

@@ -54,7 +54,6 @@ class OpenGroups:
 
     @property
     def positions(self) -> Sequence[int]:
-        """Of all members in the batch, one group after another."""
         return self._positions
 
     def weighted_sum(self, parts: Sequence[Sequence[int]], like: Tensor) -> WeightedSum:

@@ -164,12 +164,10 @@ class PolicyUpdate:
         return next(self._model.parameters()).device
 
     def step(self, groups: Groups, *, policy_version: int) -> UpdateResult:
-        """Take one optimizer step on a batch, or skip it: `draw`, `begin` and `finish`."""
         self.begin(self.draw(groups), policy_version=policy_version)
         return self.finish()
 
     def draw(self, groups: Groups) -> Groups:
-        """Return the groups to train on: those that arrived, or with replay, drawn responses."""
         return groups if self._replay is None else self._replay.exchange(groups)
 
     @on_every_rank
@@ -264,11 +262,9 @@ class PolicyUpdate:
 
     @on_every_rank
     def load_tensors(self, folder: Path | str) -> None:
-        """Continue from the parameters and moments that `save_tensors` wrote."""
         self._files.load(Path(folder))
 
     def close(self) -> None:
-        """Wait for the save in flight; every rank does so for itself."""
         self._files.close()
 
     def state_dict(self) -> dict[str, Any]:

@@ -108,7 +108,6 @@ class ReplayBuffer:
         return sum(map(len, self._held.values()))
 
     def responses_to(self, prompt_token_ids: Sequence[int]) -> tuple[Trajectory, ...]:
-        """Return the responses kept of a prompt, newest last."""
         return self._held.get(pack_token_ids(prompt_token_ids), ())
 
     def add(self, arrived: Sequence[Trajectory]) -> None:
@@ -130,7 +129,6 @@ class ReplayBuffer:
         return groups_drawn
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything that later draws depend on, as plain values."""
         held = [[_trajectory_to_dict(each) for each in group] for group in self._held.values()]
         return {"held": held, "generator": self._rng.getstate()}
 

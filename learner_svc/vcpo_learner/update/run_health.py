@@ -48,7 +48,6 @@ class RunHealth:
 
     @property
     def level(self) -> WarningLevel:
-        """Level of the early warning."""
         return self._warning.level
 
     @property
@@ -58,7 +57,6 @@ class RunHealth:
 
     @property
     def rewards(self) -> RewardWatch:
-        """Training rewards of the last steps, their mean, and the best one before."""
         return self._rewards
 
     @property
@@ -72,7 +70,6 @@ class RunHealth:
 
     @property
     def is_good(self) -> bool:
-        """Whether a checkpoint of this moment may be gone back to."""
         return self.guards.is_good(self.level, has_collapsed=self._rewards.has_collapsed)
 
     def observe(
@@ -97,7 +94,6 @@ class RunHealth:
         self._observe(step, rewards)
 
     def observe_refusal(self, rewards: Sequence[float]) -> None:
-        """Take in a step with a weight that is not finite."""
         self._observe(StepHealth(relative_ess=0.0), rewards)
 
     def window_fields(self) -> dict[str, Any]:

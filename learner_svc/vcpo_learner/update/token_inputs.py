@@ -59,11 +59,9 @@ class TokenInputs:
         return record
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint must hold of it."""
         return {} if self._critic is None else {"critic": self._critic.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a `state_dict`; a critic starts new if the method before had none."""
         if self._critic is not None and "critic" in state:
             self._critic.load_state_dict(state["critic"])
 
@@ -147,11 +145,9 @@ class Critic:
         return [torch.tensor(trace.advantages, dtype=torch.float64) for trace in traces]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return head and optimizer, for a checkpoint."""
         return {"head": self._head.state_dict(), "optimizer": self._optimizer.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a `state_dict`."""
         self._head.load_state_dict(state["head"])
         self._optimizer.load_state_dict(state["optimizer"])
 

@@ -176,11 +176,7 @@ class WeightFileServer(ThreadingHTTPServer):
             time.sleep(0.01)
 
     def secure(self, connection: socket.socket) -> socket.socket:
-        """Return the connection with TLS, by the certificate that the files hold now.
-
-        Raises:
-            OSError: if the caller does not agree to it.
-        """
+        """Return the connection with TLS, by the certificate that the files hold now."""
         if self._certificates is None:
             return connection
         try:

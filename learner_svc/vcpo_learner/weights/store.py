@@ -92,9 +92,6 @@ class PolicyStore:
 
         weights: a safetensors file, which the store owns from then on, or what differs in the
             newest version's. That one is patched at once.
-
-        Raises:
-            OSError: naming the field, if the store does not take the files.
         """
         self._remove_replaced()
         if isinstance(weights, bytearray):
@@ -208,11 +205,7 @@ class VersionFolder:
     def open(
         cls, settings: Weights, run: str, run_dir: Path, *, incarnation: str, shard: int
     ) -> Self:
-        """Return the folder of a rank as the spec says.
-
-        Raises:
-            ValueError: naming the field, if it cannot be used.
-        """
+        """Return the folder of a rank as the spec says."""
         url = settings.store_url
         try:
             if url is None:
@@ -227,11 +220,7 @@ class VersionFolder:
             ) from error
 
     def write(self, name: str, content: bytes | bytearray) -> None:
-        """Write a file that nobody knows of yet.
-
-        Raises:
-            OSError: naming the field, if the store refuses it.
-        """
+        """Write a file that nobody knows of yet."""
         self._written.add(name)
         path = f"{self._path}/{name}"
         try:
@@ -244,11 +233,7 @@ class VersionFolder:
             ) from error
 
     def keep(self, names: Collection[str]) -> None:
-        """Remove all files but these.
-
-        Raises:
-            OSError: if the store refuses it.
-        """
+        """Remove all files but these."""
         for name in sorted(self._written.difference(names)):
             self._files.rm_file(f"{self._path}/{name}")
             self._written.discard(name)
@@ -269,11 +254,7 @@ def _memory() -> Path:
 
 
 def _folder_in_memory(run_dir: Path) -> Path:
-    """Return a folder for the run directory, which exists and is this user's alone.
-
-    Raises:
-        ValueError: if somebody else has made it.
-    """
+    """Return a folder for the run directory, which exists and is this user's alone."""
     digest = hashlib.sha256(str(run_dir.resolve()).encode()).hexdigest()[:16]
     folder = _memory() / f"vcpo-weights-{os.getuid()}-{digest}"
     folder.mkdir(mode=0o700, exist_ok=True)

@@ -34,22 +34,18 @@ class Kind(Enum):
 
     @property
     def api_version(self) -> str:
-        """Group and version in a manifest."""
         return self.value[0]
 
     @property
     def kind(self) -> str:
-        """Kind in a manifest."""
         return self.value[1]
 
     @property
     def plural(self) -> str:
-        """Resource in a URL and in a role."""
         return self.value[2]
 
     @property
     def group(self) -> str:
-        """API group; empty for the core group."""
         return self.api_version.rpartition("/")[0]
 
 
@@ -63,7 +59,6 @@ class Child:
 
     @property
     def name(self) -> str:
-        """Name of the object."""
         return str(self.manifest["metadata"]["name"])
 
     @property
@@ -74,7 +69,6 @@ class Child:
 
     @property
     def digest(self) -> str:
-        """Digest of the manifest."""
         return str(self.manifest["metadata"]["annotations"][HASH_ANNOTATION])
 
 
@@ -112,7 +106,6 @@ class Parent:
 
     @property
     def name(self) -> str:
-        """Name of the run."""
         return self.owner.key.name
 
 

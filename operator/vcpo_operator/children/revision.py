@@ -148,7 +148,6 @@ class Revision:
             return None
 
     def template_digest(self, workload: str) -> str:
-        """Return the digest that pods of a workload carry; empty if it is not part of this."""
         metadata = self.templates.get(workload, {}).get("metadata", {})
         return str(metadata.get("annotations", {}).get(TEMPLATE_HASH_ANNOTATION, ""))
 

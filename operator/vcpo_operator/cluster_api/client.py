@@ -39,12 +39,10 @@ class ApiError(Exception):
 
     @property
     def is_gone(self) -> bool:
-        """Whether the object does not exist, or another one has its name."""
         return self.status in {HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT}
 
     @property
     def is_forbidden(self) -> bool:
-        """Whether an admission plugin refused the call, or the operator lacks the right."""
         return self.status == HTTPStatus.FORBIDDEN
 
     @property
@@ -80,7 +78,6 @@ class Resource:
 
     @property
     def label(self) -> str:
-        """The resource as roles name it."""
         return f"{self.plural}/{self.subresource}" if self.subresource else self.plural
 
 
@@ -114,7 +111,6 @@ class Cluster:
         return cls(client.ApiClient(settings), on_answer=on_answer)
 
     def close(self) -> None:
-        """End the threads without waiting for calls in progress."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def get(self, resource: Resource) -> Document | None:
@@ -129,21 +125,17 @@ class Cluster:
     async def apply(
         self, resource: Resource, body: Mapping[str, Any], *, manager: str, force: bool
     ) -> Document:
-        """Apply an object (server-side apply), which creates it if it does not exist."""
         query = {"fieldManager": manager, "force": str(force).lower()}
         return await self._call("PATCH", resource, body, query=query, content_type=APPLY_PATCH)
 
     async def merge(self, resource: Resource, body: Mapping[str, Any], *, manager: str) -> Document:
-        """Patch an existing object (merge patch)."""
         query = {"fieldManager": manager}
         return await self._call("PATCH", resource, body, query=query, content_type=MERGE_PATCH)
 
     async def create(self, collection: Resource, body: Mapping[str, Any]) -> Document:
-        """Create an object."""
         return await self._call("POST", collection, body)
 
     async def replace(self, resource: Resource, body: Mapping[str, Any]) -> Document:
-        """Replace an object; fails with 409 when its `resourceVersion` is not the newest."""
         return await self._call("PUT", resource, body)
 
     async def delete(self, resource: Resource, *, uid: str, grace_s: int | None = None) -> None:

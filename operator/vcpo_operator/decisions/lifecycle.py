@@ -56,7 +56,6 @@ class RunVerdict:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the run is over."""
         return self.phase in {LifecyclePhase.COMPLETE, LifecyclePhase.FAILED}
 
 

@@ -153,7 +153,6 @@ class ObservedState:
 
     @property
     def lacks_reference(self) -> bool:
-        """Whether a container waits for a Secret or ConfigMap that does not exist."""
         causes = (pod.cause for pod in self.pods)
         return any(each and each.reason == "CreateContainerConfigError" for each in causes)
 

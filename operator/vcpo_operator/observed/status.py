@@ -78,7 +78,6 @@ class Part(BaseModel):
     )
 
     def but(self, **changes: Any) -> Self:
-        """Return a copy with other values of fields."""
         return self.model_copy(update=changes)
 
 
@@ -334,7 +333,6 @@ class RunStatus(Numbers):
         return cls.model_validate(entry)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the status in its form in the object, without what is empty."""
         return _filled(self.model_dump(mode="json", by_alias=True, exclude_none=True))
 
     def condition(self, kind: str) -> StatusCondition | None:
@@ -342,7 +340,6 @@ class RunStatus(Numbers):
         return next((each for each in self.conditions if each.type == kind), None)
 
     def holds(self, kind: str) -> bool:
-        """Whether a condition has the status True."""
         condition = self.condition(kind)
         return condition is not None and condition.status == "True"
 

@@ -92,7 +92,6 @@ class RunQueue:
             entry.failures, entry.not_before_s = 0, 0.0
 
     def depth(self) -> int:
-        """Return the number of runs that are due and not in work."""
         now_s = self.clock()
         return sum(due_s <= now_s for due_s, _ in self._waiting())
 

@@ -139,7 +139,6 @@ class LearnerConnections:
             await connection.control.close()
 
     async def close(self) -> None:
-        """Close all connections."""
         for key in list(self._connections):
             await self.disconnect(key)
 

@@ -66,9 +66,6 @@ class ArrivingFile:
         """Read the missing bytes in order.
 
         read_into: fills a buffer as far as it can, and returns how many bytes it has read.
-
-        Raises:
-            OSError: when there are no more bytes; those that arrived stay.
         """
         with memoryview(self.content) as view:
             while self.num_arrived < self.total_bytes and not stop.is_set():
@@ -111,7 +108,6 @@ class WeightFiles:
         Raises:
             RetiredVersionError: when one of them is gone.
             CorruptWeightsError: when one of them has another size.
-            OSError: when the bytes cannot be had now; those that arrived stay.
         """
         source, read = WeightSource.SERVER, self._get
         if is_seen(manifest.folder):

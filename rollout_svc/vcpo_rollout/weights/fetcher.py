@@ -130,11 +130,7 @@ class _FullSet:
             self.payload, self.rows[0] = b"", {}
 
     def _allocate(self) -> None:
-        """Lay out a file of whole tensors; its pages take memory as rows are written.
-
-        Raises:
-            CorruptWeightsError: when it does not fit into this machine's memory.
-        """
+        """Lay out a file of whole tensors; its pages take memory as rows are written."""
         whole: dict[str, tuple[str, tuple[int, ...], int]] = {}
         for shard in self._layout:
             for name, (dtype, shape, _) in shard.items():
@@ -226,9 +222,6 @@ class _Shard:
         """Write complete files into the rows and verify them.
 
         Returns: the changed positions in the whole flat tensors.
-
-        Raises:
-            CorruptWeightsError: when the result is not the manifest's version.
         """
         if whole is not None:
             verify_layout(whole, manifest)

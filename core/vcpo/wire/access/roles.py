@@ -77,11 +77,7 @@ def new_run_keys() -> RoleKeys:
 
 
 def keys_from_environment(roles: Iterable[CallerRole]) -> RoleKeys:
-    """Return the keys of these roles that the environment holds.
-
-    Raises:
-        ValueError: naming the variable, if a key cannot be used.
-    """
+    """Return the keys of these roles that the environment holds."""
     given = {role: os.environ.get(role.variable) for role in roles}
     return {role: checked_key(key, role.variable) for role, key in given.items() if key}
 
@@ -90,9 +86,6 @@ def checked_key(key: str, source: str) -> str:
     """Return a key without the white space around it, such as the newline at a file's end.
 
     source: what holds the key, for the error; the key itself is not in it.
-
-    Raises:
-        ValueError: if nothing is left, or gRPC's metadata cannot carry it.
     """
     stripped = key.strip()
     if not (stripped and stripped.isascii() and stripped.isprintable()):

@@ -49,12 +49,7 @@ class CertificateFolder:
         """The authority that was read last."""
 
     def check(self) -> None:
-        """Check that a server can serve with the files and a client can trust them.
-
-        Raises:
-            OSError: if a file cannot be read.
-            ValueError: if the files are no certificates, or the private key is another one's.
-        """
+        """Check that a server can serve with the files and a client can trust them."""
         try:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             context.load_cert_chain(self._path / CERTIFICATE_FILE, self._path / PRIVATE_KEY_FILE)
@@ -67,11 +62,7 @@ class CertificateFolder:
             ) from error
 
     def trust(self, server_name: str | None = None) -> Trust:
-        """Return the authority that the folder holds now, or held when it could be read last.
-
-        Raises:
-            OSError: if the file could never be read.
-        """
+        """Return the authority that the folder holds now, or held when it could be read last."""
         try:
             self._authority = (self._path / AUTHORITY_FILE).read_bytes()
         except OSError as error:
@@ -81,29 +72,17 @@ class CertificateFolder:
         return Trust(authority=self._authority, server_name=server_name)
 
     def server_context(self) -> ssl.SSLContext:
-        """Return a context to serve with the certificate that the files hold now.
-
-        Raises:
-            OSError: if a file cannot be read, or is no certificate.
-        """
+        """Return a context to serve with the certificate that the files hold now."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(self._path / CERTIFICATE_FILE, self._path / PRIVATE_KEY_FILE)
         return context
 
     def client_context(self) -> ssl.SSLContext:
-        """Return a context that trusts the authority of `trust`, and checks the host's name.
-
-        Raises:
-            OSError: as `trust`; also if the file is no certificate.
-        """
+        """Return a context that trusts the authority of `trust`, and checks the host's name."""
         return ssl.create_default_context(cadata=self.trust().authority.decode("ascii", "replace"))
 
     def server_credentials(self) -> grpc.ServerCredentials:
-        """Return credentials that follow the files.
-
-        Raises:
-            OSError: if a file cannot be read.
-        """
+        """Return credentials that follow the files."""
         served = self._key_and_certificate()
 
         def renew() -> grpc.ServerCertificateConfiguration | None:
@@ -138,11 +117,6 @@ def checked_folder(
     addresses: where it serves and whom it calls, `host:port` by the option that says so.
     path: folder of the certificates; None if there is none.
     plain_text: whether the user allows plain text beyond loopback.
-
-    Raises:
-        OSError: if a file cannot be read.
-        ValueError: if plain text would leave this machine without having been asked for, or the
-            files are no certificates.
     """
     if path is not None and plain_text:
         raise ValueError(f"--plain-text: contradicts --tls={path}; leave one of them out")

@@ -94,7 +94,6 @@ class Workload:
 
     @property
     def place(self) -> str:
-        """Path of the user's part in the spec."""
         group = "" if self.group is None else f"rollouts[{self.group}]"
         return f"spec.{group or 'learner'}.template"
 

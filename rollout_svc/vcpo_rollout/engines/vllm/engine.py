@@ -133,11 +133,7 @@ class VllmEngine:
         end_token_ids: frozenset[int],
         stop_strings: StopStrings | None = None,
     ) -> Self:
-        """Start vLLM's processes. This takes seconds to minutes, so call it in a thread.
-
-        Raises:
-            ValueError: when vLLM cannot run this model on this machine; its log says why.
-        """
+        """Start vLLM's processes. This takes seconds to minutes, so call it in a thread."""
         skeleton = load_skeleton(settings)
         last_error = LastError()
         return cls(
