@@ -12,7 +12,6 @@ from tests.fakes.kubernetes.faults import Fault
 from tests.fixtures.operator.operator import (
     DEPLOYMENT,
     KEY,
-    RUN,
     RUNS,
     USER_AGENT,
     operator_fixture,
@@ -118,16 +117,6 @@ async def test_a_pod_that_cannot_start_without_it_brings_the_secret_back_at_once
     assert keys_of(await operator.client.get(SECRET))
 
 
-async def test_an_operator_that_comes_later_keeps_the_keys_and_the_pods(operator):
-    await operator.create()
-    await operator.settle()
-    before, hash_before = await operator.client.get(SECRET), await template_hash(operator)
-    operator.restart_operator()
-    await operator.settle()
-    assert await operator.client.get(SECRET) == before
-    assert await template_hash(operator) == hash_before
-
-
 async def test_a_secret_that_the_run_names_is_used_and_none_is_made(operator):
     body = {"metadata": {"name": "mine"}, "stringData": {role: role.value for role in RUN_ROLES}}
     await operator.client.create(f"{NAMESPACE}/secrets", body)
@@ -144,11 +133,6 @@ async def name_a_secret(operator, **keys):
     await operator.client.create(f"{NAMESPACE}/secrets", body)
     await operator.create(pods={"keysSecretName": "mine"})
     await operator.settle()
-
-
-async def test_a_key_that_ends_in_a_newline_is_shown_without_it(operator):
-    await name_a_secret(operator, steering="steering\n")
-    assert operator.connections.steering_keys == {operator.key_of(): "steering"}
 
 
 async def test_a_key_that_nobody_can_show_is_named_with_its_secret_and_the_cure(operator):
@@ -231,15 +215,6 @@ async def test_each_learner_is_shown_its_own_key_for_steering_over_tls_and_answe
     assert {name: each.shown for name, each in learners.items()} == {
         name: {key} for name, key in keys.items()
     }
-
-
-async def test_the_secret_goes_with_the_run(operator):
-    await operator.create()
-    await operator.settle()
-    await operator.client.delete(RUN)
-    await operator.backend.wait_until_settled()
-    listed = await operator.client.get(f"{NAMESPACE}/secrets")
-    assert listed["items"] == []
 
 
 @pytest.fixture

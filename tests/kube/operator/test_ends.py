@@ -50,32 +50,6 @@ async def test_a_suspended_run_keeps_its_workers_until_nothing_is_in_flight(oper
     assert "drainTime" not in (await operator.run())["status"]
 
 
-async def test_the_wait_ends_with_the_learners_time_also_for_a_later_operator(operator):
-    await operator.train(learner={"drainSeconds": DRAIN_S})
-    operator.connections.in_flight_after_drain = 3
-    await operator.edit(suspend=True)
-    await operator.settle()
-    operator.now_s += DRAIN_S / 2
-    operator.restart_operator()
-    await operator.settle()
-    assert await at_work(operator) == (1, 1)
-    operator.now_s += DRAIN_S / 2
-    operator.restart_operator()
-    await operator.settle()
-    assert await at_work(operator) == (0, 0)
-    assert len(operator.connections.drains) == 1
-
-
-async def test_a_learner_that_dies_while_it_drains_keeps_no_run_from_its_rest(operator):
-    await operator.train(learner={"drainSeconds": DRAIN_S})
-    operator.connections.in_flight_after_drain = 3
-    await operator.edit(suspend=True)
-    await operator.settle()
-    operator.connections.signals = replace(operator.connections.signals.at_age(1.0), is_silent=True)
-    await operator.settle()
-    assert await at_work(operator) == (0, 0)
-
-
 async def test_a_run_that_is_deleted_is_drained_once_while_it_is_still_there():
     async with operator_fixture() as operator:
         await operator.train()

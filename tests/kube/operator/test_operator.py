@@ -8,7 +8,6 @@ from tests.fixtures.operator.operator import (
     DEFAULTS,
     DEPLOYMENT,
     PODS,
-    RUN,
     operator_fixture,
     signals,
     whole_operator,
@@ -20,18 +19,6 @@ from vcpo.wire.phase import RunPhase
 async def operator(endpoint):
     async with operator_fixture(endpoint) as started:
         yield started
-
-
-async def test_the_reason_of_a_run_whose_image_cannot_be_pulled_is_the_cause(operator):
-    await operator.create()
-    await operator.settle()
-    waiting = {"waiting": {"reason": "ErrImagePull", "message": "no such image"}}
-    container = {"name": "learner", "ready": False, "restartCount": 0, "state": waiting}
-    status = {"phase": "Pending", "containerStatuses": [container]}
-    await operator.client.merge_patch(f"{PODS}/demo-learner-0/status", {"status": status})
-    await operator.settle()
-    assert (await operator.run())["status"]["reason"] == "ImagePullBackOff"
-    assert (await operator.condition("Ready"))[1] == "Initializing"
 
 
 async def test_a_learner_that_is_evicted_says_who_evicts_it_and_its_run_does_not_fail(operator):
@@ -94,12 +81,6 @@ async def generation_is_seen(operator, generation):
     await until(is_seen)
 
 
-async def test_a_run_created_before_the_operator_started_is_reconciled(operator):
-    await operator.create()
-    async with whole_operator(operator):
-        await generation_is_seen(operator, 1)
-
-
 async def test_a_change_after_an_interrupted_watch_is_seen(fake_operator):
     await fake_operator.create()
     async with whole_operator(fake_operator):
@@ -117,15 +98,6 @@ async def test_a_change_after_a_forgotten_history_is_seen(fake_operator):
         await fake_operator.edit(suspend=True)
         fake_operator.server.compact()
         await generation_is_seen(fake_operator, 2)
-
-
-async def test_a_run_deleted_without_an_operator_leaves_nothing(operator):
-    await operator.create()
-    await operator.settle()
-    await operator.client.delete(RUN)
-    await operator.backend.wait_until_settled()
-    claim = "persistentvolumeclaims/demo-learner"
-    assert list(await operator.objects()) == [claim], "the model's volume alone outlives its run"
 
 
 NUM_ROUNDS = 20
@@ -166,17 +138,6 @@ async def test_a_run_that_does_not_change_costs_no_write(operator):
         operator.now_s += 36.0
         await operator.reconcile()
     assert await operator.backend.revision() == before
-
-
-async def test_suspending_stops_every_worker_and_resuming_brings_them_back(operator):
-    await operator.create(rollouts=[GROUP])
-    for _ in range(3):
-        await operator.edit(suspend=True)
-        await operator.settle()
-        assert await operator.replicas() == 0
-        await operator.edit(suspend=False)
-        await operator.settle()
-        assert await operator.replicas() == 1
 
 
 async def test_learner_log_and_status_have_the_reason_of_a_throttle(operator, caplog):
@@ -262,18 +223,6 @@ async def test_what_the_learner_said_of_its_work_stands_until_a_fresh_operator_h
     assert await events_of_the_run(operator) == told
 
 
-async def test_a_part_that_is_lost_is_reported_before_a_fresh_operator_hears_the_learner(operator):
-    await train(operator)
-    operator.connections.signals = signals(**UNCHANGED)
-    await operator.settle()
-    operator.restart_operator()
-    operator.connections.signals = None
-    unready = {"status": {"conditions": [{"type": "Ready", "status": "False"}]}}
-    await operator.client.merge_patch(f"{PODS}/demo-learner-0/status", unready)
-    await operator.settle()
-    assert await condition(operator, "Ready") == ("False", "Degraded")
-
-
 async def test_a_learner_that_a_fresh_operator_never_reaches_is_reported_in_the_end(operator):
     await train(operator)
     operator.restart_operator()
@@ -283,12 +232,6 @@ async def test_a_learner_that_a_fresh_operator_never_reaches_is_reported_in_the_
     await operator.settle()
     assert await condition(operator, "SignalsFresh") == ("False", "Missing")
     assert await condition(operator, "Ready") == ("False", "Degraded")
-
-
-async def test_a_learner_that_never_reported_is_missing_from_the_first_reconciliation_on(operator):
-    await operator.create()
-    await operator.reconcile()
-    assert await condition(operator, "SignalsFresh") == ("False", "Missing")
 
 
 CONFIG = "/api/v1/namespaces/default/configmaps/demo-config"
@@ -341,21 +284,6 @@ async def test_a_run_that_resumes_has_the_pods_that_its_policy_says(operator, po
     await operator.edit(suspend=False)
     await operator.settle()
     assert await images(operator) == {image, "rollout:1"}
-
-
-async def test_a_run_that_recreates_has_the_pods_of_the_upgraded_operator_at_once(operator):
-    await operator.train(upgradePolicy="Recreate")
-    operator.restart_operator(UPGRADED)
-    await operator.settle()
-    assert await images(operator) == {"learner:2", "rollout:1"}
-
-
-async def test_an_edit_of_the_pods_replaces_them(operator):
-    await operator.train()
-    before = await uids(operator)
-    await operator.edit(learner={"threads": 3})
-    await operator.settle()
-    assert not before & await uids(operator)
 
 
 async def test_more_steps_replace_no_pod_until_the_learner_has_taken_the_old_number(operator):

@@ -50,16 +50,6 @@ async def test_a_template_that_the_server_refuses_is_not_accepted_and_warned_of_
     assert told == [f"Accepted: {message}"]
 
 
-async def test_a_template_that_cannot_be_merged_is_refused_by_its_path(operator):
-    memory = {"name": "learner", "resources": {"limits": {"memory": "16GB"}}}
-    await operator.create(learner={"template": {"spec": {"containers": [memory]}}})
-    outcome = await operator.reconcile()
-    assert not outcome.error
-    status, reason, message = await operator.condition("Accepted")
-    assert (status, reason) == ("False", "InvalidSpec")
-    assert "`spec.containers[learner].resources.limits[memory]` is '16GB'" in message
-
-
 async def test_what_runs_goes_on_beside_a_template_that_is_refused_until_it_is_put_right(operator):
     await operator.create()
     await operator.settle()
@@ -72,13 +62,6 @@ async def test_what_runs_goes_on_beside_a_template_that_is_refused_until_it_is_p
     await operator.edit(rollouts=[group([])])
     await operator.settle()
     assert (await operator.condition("Accepted"))[:2] == ("True", "Accepted")
-
-
-async def test_no_worker_waits_for_a_learner_that_is_refused(operator):
-    await operator.create(learner={"template": template("learner", [MOUNT])})
-    await operator.settle()
-    assert (await operator.condition("Accepted"))[:2] == ("False", "InvalidSpec")
-    assert await operator.pods() == {}
 
 
 async def test_what_was_refused_is_tried_again_every_few_minutes_only():

@@ -1,16 +1,13 @@
 from __future__ import annotations
 
-import copy
 import functools
 import itertools
 import re
-import shutil
 import tomllib
 from pathlib import Path
 from typing import Any
 
 import cel
-import helm_python
 import pytest
 from packaging.requirements import Requirement
 from ruamel.yaml import YAML
@@ -18,7 +15,6 @@ from ruamel.yaml import YAML
 from scripts.render_manifests import DEFINITION, MANIFESTS, chart_definition, rendered_files
 from tests.fixtures.chart.rendering import (
     CHART,
-    NAMESPACE,
     ROOT,
     Manifest,
     Values,
@@ -46,13 +42,6 @@ def test_each_dashboard_is_in_a_config_map_byte_for_byte():
     assert len(committed) == 4
 
 
-def test_the_sidecar_finds_them_by_its_usual_label_in_the_namespace_of_the_release():
-    for config_map in of_kind("ConfigMap", ENABLED):
-        assert config_map["metadata"]["labels"]["grafana_dashboard"] == "1"
-        assert config_map["metadata"]["namespace"] == NAMESPACE
-        assert "annotations" not in config_map["metadata"]
-
-
 def test_labels_namespace_and_folder_are_those_of_the_values():
     for config_map in of_kind("ConfigMap", EVERYTHING):
         metadata = config_map["metadata"]
@@ -76,23 +65,8 @@ def test_the_rendered_definition_is_the_committed_one_and_survives_an_uninstall(
     assert made["metadata"]["annotations"] == KEEP
 
 
-def test_keeping_can_be_switched_off():
-    made = of_kind("CustomResourceDefinition", {"crds": {"keep": False}})
-    assert not any("annotations" in each["metadata"] for each in made)
-
-
 def test_the_definition_can_be_left_to_somebody_else():
     assert of_kind("CustomResourceDefinition", {"crds": {"enabled": False}}) == []
-
-
-def test_a_chart_without_the_definition_says_how_to_generate_it(tmp_path):
-    shutil.copytree(CHART, tmp_path / "vcpo")
-    (tmp_path / "vcpo" / "files" / "run.crd.yaml").unlink()
-    with (
-        helm_python.Chart.load(tmp_path / "vcpo") as chart,
-        pytest.raises(helm_python.HelmRenderError, match=r"python -m vcpo_operator\.crd >"),
-    ):
-        chart.render({})
 
 
 FILES: dict[str, list[Manifest]] = {
@@ -108,12 +82,6 @@ def identity(manifest: Manifest) -> tuple[str, str]:
 @pytest.mark.parametrize(("path", "text"), [*rendered_files().items(), *chart_definition().items()])
 def test_a_committed_file_is_what_the_chart_renders(path, text):
     assert path.read_text() == text, f"{path.name} is stale; cure: scripts/render_manifests.py"
-
-
-def test_the_definitions_alone_are_in_a_file_of_their_own():
-    kind = "CustomResourceDefinition"
-    assert [each["kind"] for each in FILES["run.crd.yaml"]] == [kind]
-    assert kind not in {each["kind"] for each in DOCUMENTS}
 
 
 def test_they_hold_every_object_of_the_chart_but_the_test_pod():
@@ -136,41 +104,11 @@ def test_nothing_in_them_claims_to_be_helms():
 
 VARIANTS = all_variants()
 
-BREACHES = {
-    "root": ("securityContext", {"runAsUser": 0}, "may run as root"),
-    "unconfined": ("securityContext", {"seccompProfile": {"type": "Unconfined"}}, "seccompProfile"),
-    "escalation": (
-        "securityContext",
-        {"allowPrivilegeEscalation": True},
-        "allowPrivilegeEscalation",
-    ),
-    "kept capabilities": ("securityContext", {"capabilities": {}}, "capabilities are not dropped"),
-    "writable root": (
-        "securityContext",
-        {"readOnlyRootFilesystem": False},
-        "readOnlyRootFilesystem",
-    ),
-    "host port": ("ports", [{"containerPort": 1, "hostPort": 1}], "hostPort"),
-}
-
 
 @pytest.mark.parametrize("values", VARIANTS.values(), ids=VARIANTS.keys())
 def test_every_pod_passes_the_restricted_profile(values):
     pods = [operator_pod(values), *(pod["spec"] for pod in of_kind("Pod", values))]
     assert [violations(pod) for pod in pods] == [[] for _ in pods]
-
-
-@pytest.mark.parametrize(("field", "change", "breach"), BREACHES.values(), ids=BREACHES.keys())
-def test_the_check_sees_a_breach(field, change, breach):
-    pod = copy.deepcopy(operator_pod())
-    container = pod["containers"][0]
-    container[field] = {**container[field], **change} if isinstance(change, dict) else change
-    assert breach in violations(pod)
-
-
-def test_the_check_sees_the_host_through_a_volume():
-    pod = {**operator_pod(), "volumes": [{"name": "root", "hostPath": {"path": "/"}}]}
-    assert violations(pod) == ["volume root: {'hostPath'}"]
 
 
 def test_only_the_operators_pod_holds_a_token_of_the_api_server():
@@ -315,15 +253,6 @@ def test_the_api_server_warns_where_the_operator_does(learner):
         told = ["learner" if "learner" in each else each.split("'")[1] for each in warnings(body)]
         most = 2 if "learner" in expected else 1  # it names the first group
         assert told == expected[:most], (group, model, pods)
-
-
-def test_the_warning_of_a_group_names_it_and_the_cure():
-    group = {"name": "fast", "engine": "vllm", "gpus": 0}
-    (told,) = warnings(stored_run({"rollouts": [group]}))
-    assert told == (
-        "the workers of group 'fast' ask for no GPU and seem to need one: set `gpus` of the group"
-        " in `spec.rollouts`"
-    )
 
 
 def test_a_run_that_the_policy_cannot_judge_is_admitted_and_none_is_refused():

@@ -17,7 +17,7 @@ from tools.monitoring.catalogue import ALL
 from tools.monitoring.dashboards import BOARDS
 from tools.monitoring.dashboards.board import COLUMNS, AxisUnit, Kind
 from tools.monitoring.dashboards.grafana import marks
-from tools.monitoring.metric_usage import metric_usage, names_in
+from tools.monitoring.metric_usage import metric_usage
 from tools.monitoring.rules import RULES_FILE
 
 MOST_PANELS = 48
@@ -156,11 +156,6 @@ def test_every_metric_has_a_board_or_an_alert_that_reads_it():
     assert unread == {"vcpo_policy_version"}, "the operator reads it, with signals by Prometheus"
     assert "vcpo-off-policy" in usage["vcpo_policy_lag_steps"].boards  # by its buckets
     assert "VCPOEffectiveSampleSizeLow" in usage["vcpo_ess_mean_ratio"].alerts  # by a recording
-
-
-def test_a_series_of_a_histogram_is_named_with_and_without_its_ending():
-    names = names_in('rate(vcpo_policy_lag_steps_bucket{le="1"}[5m])')
-    assert {"vcpo_policy_lag_steps_bucket", "vcpo_policy_lag_steps"} <= names
 
 
 def test_every_link_to_a_board_names_a_panel_of_it():

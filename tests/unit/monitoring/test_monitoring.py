@@ -138,8 +138,3 @@ def test_alerts_resolve_when_the_throttle_has_cured_the_run_and_fire_again_at_th
     tmp_path,
 ):
     assert firing_at("recovery", RECOVERY, tmp_path) == ""
-
-
-@needs_promtool
-def test_a_collapse_is_not_taken_for_a_healthy_run(tmp_path):
-    assert WARNING in firing_at("collapse", {7: set()}, tmp_path)

@@ -58,10 +58,6 @@ def family(run: str, *groups: str) -> tuple[Child, ...]:
     return build_children(make_parent(VCPORun.model_validate(document), owner), DEFAULTS)
 
 
-def identities(run: str, *groups: str) -> set[tuple[Kind, str]]:
-    return {(child.kind, child.name) for child in family(run, *groups)}
-
-
 @pytest.mark.parametrize("run", ["demo", "sort-digits", "countdown-20260101", "run-1a2b3c4d"])
 def test_a_name_that_hosts_may_have_is_used_as_it_is(run):
     assert base_name(run) == run
@@ -81,23 +77,6 @@ def test_a_name_that_hosts_may_have_is_used_as_it_is(run):
 def test_a_name_with_dots_or_a_digit_first_is_spelt_for_hosts(run, start):
     assert base_name(run).startswith(start)
     assert HOST_NAME.fullmatch(learner_name(run))
-
-
-def test_dots_and_dashes_in_the_same_places_are_two_names():
-    assert len({base_name(run) for run in ("a.b", "a-b", "a.b-c", "a-b.c", "a.b.c", "a-b-c")}) == 6
-
-
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        (("x", "a-b"), ("x-a", "b")),
-        (("x", "rollout-b"), ("x-rollout", "b")),
-        (("x", "learner"), ("x-rollout", "b")),
-        (("x", "rollout-rollout"), ("x-rollout", "rollout")),
-    ],
-)
-def test_runs_whose_names_meet_the_others_groups_share_no_object(one, other):
-    assert not identities(*one) & identities(*other)
 
 
 @given(one=PAIRS, other=PAIRS)

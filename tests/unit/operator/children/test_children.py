@@ -20,7 +20,6 @@ from tests.fixtures.operator.runs import (
 )
 from vcpo.api import parse_run
 from vcpo_operator.children import Child, Kind, build_children
-from vcpo_operator.children.family import skipped_monitor_note
 from vcpo_operator.children.revision import run_file
 from vcpo_operator.names import (
     QUEUE_LABEL,
@@ -272,11 +271,6 @@ def test_workers_reach_the_pod_of_rank_0_and_no_other():
     assert selector["apps.kubernetes.io/pod-index"] == "0"
 
 
-def test_ranks_are_told_how_many_they_are():
-    read = parse_run(parent(**TWO_PODS_OF_FOUR).run_file)
-    assert read.spec.learner.ranks == 8
-
-
 def test_a_worker_knows_its_learner_its_group_and_its_own_name():
     (container,) = pod_spec(build()["Deployment demo-rollout-main"])["containers"]
     assert {"--learner=demo-learner:7600", "--group=main", "--worker-id=$(POD_NAME)"} <= set(
@@ -329,13 +323,6 @@ def test_a_run_writes_to_a_folder_of_its_own_on_a_claim_that_may_be_older():
 def test_the_learner_is_found_before_it_is_ready():
     service = build()["Service demo-learner"].manifest["spec"]
     assert (service["clusterIP"], service["publishNotReadyAddresses"]) == ("None", True)
-
-
-def test_gpus_selectors_and_tolerations_come_from_the_user_s_template():
-    spec = pod_spec(build(**EVERYTHING)["StatefulSet demo-learner"])
-    assert spec["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == 1
-    assert spec["containers"][0]["image"] == "learner:1"
-    assert spec["nodeSelector"] == {"gpu": "h200"}
 
 
 def test_a_template_cannot_take_our_labels_away():
@@ -416,17 +403,6 @@ def test_isolated_pods_still_reach_each_other_and_dns():
     ]
 
 
-@pytest.mark.parametrize(
-    ("pods", "missing"),
-    [
-        ({"networkIsolation": "Disabled"}, "NetworkPolicy demo"),
-    ],
-)
-def test_what_is_switched_off_is_not_made(pods: dict[str, Any], missing: str):
-    assert missing in build()
-    assert missing not in build(pods=pods)
-
-
 def test_a_monitor_is_made_when_asked_for():
     monitor = build(pods={"podMonitor": True})["PodMonitor demo"].manifest
     validate_monitor(monitor)
@@ -437,16 +413,6 @@ def test_a_run_gets_no_monitor_of_its_own_beside_the_charts():
     shared = replace(DEFAULTS, shared_pod_monitor=True)
     made = build_children(parent(pods={"podMonitor": True}), shared)
     assert Kind.POD_MONITOR not in {each.kind for each in made}
-
-
-@pytest.mark.parametrize(
-    ("asked", "shared", "is_said"),
-    [(True, True, True), (True, False, False), (False, True, False), (False, False, False)],
-)
-def test_a_run_hears_of_a_monitor_that_it_asked_for_and_does_not_get(asked, shared, is_said):
-    given = parent(pods={"podMonitor": asked})
-    note = skipped_monitor_note(given, replace(DEFAULTS, shared_pod_monitor=shared))
-    assert ("`pods.podMonitor`" in note) == is_said
 
 
 @pytest.mark.parametrize(
@@ -491,12 +457,6 @@ def test_the_operators_environment_reaches_every_pod_and_a_template_may_change_i
         "demo-rollout-main": "mine",
         "demo-rollout-extra": "all",
     }
-
-
-def test_the_run_file_reads_back_as_a_run():
-    given = parent(steps=7, control={"pollSeconds": 5}, learner={"image": "mine"})
-    read = parse_run(given.run_file)
-    assert (read.spec.steps, read.metadata.name) == (7, "demo")
 
 
 def test_pods_that_ask_for_gpus_compute_in_bfloat16_and_generate_with_vllm():
@@ -549,13 +509,3 @@ def test_the_run_file_says_on_which_day_the_object_was_created():
 def test_what_processes_read_makes_new_pods(spec: dict[str, Any]):
     for name in ("StatefulSet demo-learner", "Deployment demo-rollout-main"):
         assert template_digest(build()[name]) != template_digest(build(**spec)[name])
-
-
-def test_a_digest_depends_on_content_and_not_on_order():
-    turned = [{"maxReplicas": 3, "name": "main"}]
-    straight = [{"name": "main", "maxReplicas": 3}]
-    assert build(rollouts=turned) == build(rollouts=straight)
-
-
-def test_kinds_know_their_group():
-    assert [kind.group for kind in (Kind.SERVICE, Kind.DEPLOYMENT)] == ["", "apps"]

@@ -83,31 +83,22 @@ def is_called_time_only_as_a_time_of_day(path: str, node: Node) -> bool:
     return path.endswith(("Time", ".time")) == (node.get("format") == "date-time")
 
 
-COUNTEREXAMPLES: list[tuple[Rule, str, Node]] = [
-    (has_one_type, "spec.a", {"type": "any"}),
-    (has_one_type, "spec.a", {"type": "string", "anyOf": []}),
-    (has_a_sentence, "spec.a", {"type": "string", "description": "no full stop"}),
-    (bounds_its_string, "spec.a", {"type": "string"}),
-    (bounds_its_integer_on_both_sides, "spec.a", {"type": "integer", "minimum": 0}),
-    (bounds_its_list_and_says_how_it_merges, "spec.a", {"type": "array", "maxItems": 3}),
-    (is_a_boolean_on_purpose, "spec.a", {"type": "boolean"}),
-    (is_named_in_camel_case_without_phase_or_duration, "spec.A_b", {"type": "string"}),
-    (is_named_in_camel_case_without_phase_or_duration, "spec.phase", {"type": "string"}),
-    (is_named_in_camel_case_without_phase_or_duration, "spec.pollInterval", {"type": "number"}),
-    (is_called_time_only_as_a_time_of_day, "spec.startTime", {"type": "string"}),
-    (is_called_time_only_as_a_time_of_day, "spec.a", {"type": "string", "format": "date-time"}),
-]
-
-
-@pytest.mark.parametrize("rule", dict.fromkeys(rule for rule, _, _ in COUNTEREXAMPLES))
+@pytest.mark.parametrize(
+    "rule",
+    [
+        has_one_type,
+        has_a_sentence,
+        bounds_its_string,
+        bounds_its_integer_on_both_sides,
+        bounds_its_list_and_says_how_it_merges,
+        is_a_boolean_on_purpose,
+        is_named_in_camel_case_without_phase_or_duration,
+        is_called_time_only_as_a_time_of_day,
+    ],
+)
 def test_every_node(rule: Rule):
     assert len(NODES) > 100
     assert [path for path, node in NODES if not rule(path, node)] == []
-
-
-@pytest.mark.parametrize(("rule", "path", "node"), COUNTEREXAMPLES)
-def test_a_rule_finds_who_breaks_it(rule: Rule, path: str, node: Node):
-    assert not rule(path, node)
 
 
 def test_conditions_have_the_shape_that_kubectl_wait_knows():

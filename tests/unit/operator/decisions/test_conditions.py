@@ -67,12 +67,6 @@ def test_every_condition_is_said_from_the_first_visit_on():
     ]
 
 
-def test_every_finding_has_a_reason_and_a_sentence():
-    for finding in conditions_for().values():
-        assert finding.reason
-        assert finding.message.endswith(".")
-
-
 def test_a_departure_from_the_spec_is_said_where_the_spec_is_accepted():
     accepted = conditions_for(note="The run gets no PodMonitor.")["Accepted"]
     assert accepted.status == "True"
@@ -125,13 +119,6 @@ def test_a_learner_that_did_not_answer_waits_for_its_probe():
     learner = pod("demo-learner-0", Role.LEARNER, ready=False)
     silent = dataclasses.replace(signals(), is_silent=True)
     assert brief(conditions_for(learner, signals=silent)["LearnerReady"]) == ("False", "PodPending")
-
-
-def test_a_worker_on_a_lost_node_reads_so():
-    lost = pod(
-        "demo-rollout-main-x", ready=False, cause=lost_node_cause("demo-rollout-main-x", "n")
-    )
-    assert brief(conditions_for(LEARNER, lost)["RolloutsReady"]) == ("False", "NodeLost")
 
 
 @pytest.mark.parametrize(
@@ -223,20 +210,6 @@ def test_an_environment_that_breaks_in_a_run_is_named(failures: int, reason: str
     ready = conditions_for(LEARNER, WORKER, signals=says, decision=decision)["Ready"]
     assert ready.reason == reason
     assert (ready.message == why) == (reason == "GenerationFailing")
-
-
-@pytest.mark.parametrize("has_stepped", [True, False])
-def test_failures_without_a_known_sentence_are_reported_by_their_exit_code(has_stepped: bool):
-    says = signals(failures_in_a_row=32)  # as it is read out of a Prometheus
-    limits = ControlLimits.of(make_run().spec)
-    decision, _ = decide(limits, ControlState.start(limits, now_s=0.0), says, 1.0)
-    ready = conditions_for(
-        LEARNER, WORKER, signals=says, decision=decision, has_stepped=has_stepped
-    )["Ready"]
-    assert ready.reason == ("GenerationFailing" if has_stepped else "Initializing")
-    assert ready.message.endswith(
-        "32 generations in a row have failed; the learner's log names the cause."
-    )
 
 
 def test_a_refused_write_is_said_before_all_else():

@@ -189,17 +189,6 @@ def test_what_has_our_owner_or_an_annotation_or_is_a_kept_claim_is_ours(
     assert (name_conflict(found, UID) is None) is ours
 
 
-def test_somebody_elses_object_is_named_with_both_ways_out():
-    conflict = name_conflict(there(), UID)
-    assert conflict is not None
-    assert conflict.reason == "NameTaken"
-    assert conflict.message == (
-        "ConfigMap demo-config exists already and is not this run's. Delete or rename it; or give"
-        " it to the run, which then changes it, and deletes it when the run is deleted:"
-        " kubectl annotate configmap demo-config vcpo.dev/adopt=true"
-    )
-
-
 def test_nothing_is_created_after_a_conflict():
     state = desired_for()
     taken = ObservedState(children=(there(Kind.SERVICE, "demo-learner"),))
@@ -266,29 +255,6 @@ def snapshot(phase: LifecyclePhase, draining: LearnerDrain | None = None, **spec
     )
 
 
-def test_a_run_at_rest_is_reconciled_every_minute():
-    assert snapshot(LifecyclePhase.SUSPEND).requeue_after_s(0.0) == 60.0
-
-
-def test_an_active_run_is_reconciled_once_a_poll_period():
-    assert snapshot(LifecyclePhase.RUN, control={"pollSeconds": 7.0}).requeue_after_s(0.0) == 7.0
-
-
-def test_a_deadline_is_met_to_the_moment():
-    run = snapshot(LifecyclePhase.RUN, activeDeadlineSeconds=100, control={"pollSeconds": 7.0})
-    assert run.requeue_after_s(99.5) == 0.5
-
-
-def test_a_learner_that_starts_is_reconciled_every_second():
-    waiting = LearnerDrain(reason="because", since_s=0.0, until_s=120.0)
-    assert snapshot(LifecyclePhase.SUSPEND, waiting).requeue_after_s(10.0) == 1.0
-
-
-def test_the_end_of_the_wait_is_met_to_the_moment():
-    waiting = LearnerDrain(reason="because", since_s=0.0, until_s=120.0)
-    assert snapshot(LifecyclePhase.SUSPEND, waiting).requeue_after_s(119.75) == 0.25
-
-
 def test_a_learner_that_is_to_end_is_asked_at_every_reconciliation():
     assert signals_period_s(make_run(suspend=True), RunStatus()) == 0.0
     assert signals_period_s(make_run(), RunStatus(completion_s=5.0)) == 0.0
@@ -341,3 +307,21 @@ def test_a_learner_of_an_older_template_is_complete_if_it_took_the_steps_of_the_
         kept=Revision.of(parent(), built),
     )
     assert judged.verdict.phase is phase
+
+
+WAITING = LearnerDrain(reason="because", since_s=0.0, until_s=120.0)
+
+
+@pytest.mark.parametrize(
+    ("run", "now_s", "requeue_after_s"),
+    [
+        (snapshot(LifecyclePhase.SUSPEND), 0.0, 60.0),
+        (snapshot(LifecyclePhase.RUN, control={"pollSeconds": 7.0}), 0.0, 7.0),
+        (snapshot(LifecyclePhase.RUN, activeDeadlineSeconds=100), 99.5, 0.5),
+        (snapshot(LifecyclePhase.SUSPEND, WAITING), 10.0, 1.0),
+        (snapshot(LifecyclePhase.SUSPEND, WAITING), 119.75, 0.25),
+    ],
+    ids=["at rest", "active", "deadline", "waits for the learner", "end of the wait"],
+)
+def test_a_run_is_reconciled_again_in_time(run, now_s, requeue_after_s):
+    assert run.requeue_after_s(now_s) == requeue_after_s

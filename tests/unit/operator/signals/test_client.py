@@ -131,15 +131,6 @@ async def test_a_learner_that_starts_is_no_warning_until_it_has_had_a_minute(
     assert message.startswith("ml/demo: no signals from the learner: unavailable: ")
 
 
-async def test_a_learner_that_was_not_asked_is_not_silent(fixture: ConnectionsFixture):
-    await fixture.lines.fetch_signals(KEY, period_s=2.0)
-    await fixture.server.stop(0)
-    fixture.now_s += 0.5
-    signals = await fixture.lines.fetch_signals(KEY, period_s=2.0)
-    assert signals is not None
-    assert not signals.is_silent
-
-
 async def test_without_a_period_a_learner_is_asked_at_every_reconciliation(
     fixture: ConnectionsFixture,
 ):
@@ -175,12 +166,6 @@ async def test_a_limit_reaches_the_learner(fixture: ConnectionsFixture):
 async def test_a_drain_reaches_the_learner_with_its_reason(fixture: ConnectionsFixture):
     await fixture.lines.send(KEY, Drain(reason="the run is suspended"))
     assert fixture.learner.drains == ["the run is suspended"]
-
-
-async def test_a_drain_that_nobody_takes_is_an_error(fixture: ConnectionsFixture):
-    await fixture.server.stop(0)
-    with pytest.raises(LearnerCommandError, match="took no Drain"):
-        await fixture.lines.send(KEY, Drain(reason="because"))
 
 
 async def test_an_order_that_nobody_takes_is_an_error(fixture: ConnectionsFixture):
