@@ -137,13 +137,13 @@ def test_a_drop_that_is_redone_is_judged_by_the_time_of_its_decision():
     assert faults_of(judge(lives, [said(FIRST)])) == ([], [], [])
 
 
-def test_a_response_in_two_steps_that_stand_is_trained_on_twice():
-    learner = [published(0), published(1), trained(0, FIRST), trained(1, FIRST), ended()]
-    assert faults_of(judge([learner], [said(FIRST)])) == ([], [FIRST], [])
-
-
-def test_a_response_that_stands_in_one_batch_twice_is_trained_on_twice():
-    learner = [published(0), trained(0, FIRST, FIRST), ended()]
+@pytest.mark.parametrize(
+    "steps",
+    [[trained(0, FIRST), trained(1, FIRST)], [trained(0, FIRST, FIRST)]],
+    ids=["two steps", "one batch"],
+)
+def test_a_response_that_stands_twice_is_trained_on_twice(steps):
+    learner = [published(0), published(1), *steps, ended()]
     assert faults_of(judge([learner], [said(FIRST)])) == ([], [FIRST], [])
 
 
@@ -184,16 +184,15 @@ def test_what_a_damaged_disk_lost_is_excused_and_nothing_that_was_confirmed_late
     assert (verdict.lost, verdict.num_lost_with_disk) == ([SECOND], 1)
 
 
-def test_what_a_damaged_disk_lost_without_a_word_of_the_learner_is_lost():
+@pytest.mark.parametrize(
+    "unexcused",
+    [damage(told_changes=0), damage(kind=Kind.JOURNAL_TORN, told_changes=1)],
+    ids=["without a word of the learner", "by a fault that may lose nothing"],
+)
+def test_what_a_damaged_disk_lost_without_an_excuse_is_lost(unexcused):
     lives = [[published(0)], [resumed(0, unix_s=20.0), ended()]]
-    silent = [damage(told_changes=0)]
-    assert judge(lives, [said(FIRST, unix_s=5.0)], damages=silent).lost == [FIRST]
-
-
-def test_a_fault_that_may_lose_nothing_excuses_no_loss():
-    lives = [[published(0)], [resumed(0, unix_s=20.0), ended()]]
-    torn = [damage(kind=Kind.JOURNAL_TORN, told_changes=1)]
-    assert judge(lives, [said(FIRST, unix_s=5.0)], damages=torn).lost == [FIRST]
+    workers = [said(FIRST, unix_s=5.0)]
+    assert judge(lives, workers, damages=[unexcused]).lost == [FIRST]
 
 
 def test_a_learner_that_tells_of_too_little_has_lost_the_rest():
@@ -225,18 +224,12 @@ def test_a_seed_gives_one_schedule_with_every_kind_in_it():
     assert faults != schedule(8, 100)
     assert {fault.kind for fault in faults} == set(Kind)
     assert [fault.number for fault in faults] == list(range(1, 101))
-
-
-def test_a_schedule_has_no_kind_that_was_not_asked_for():
     assert {fault.kind for fault in schedule(1, 100, SHORT)} == SHORT
-
-
-def test_a_run_that_keeps_all_bars_passes():
-    assert shortfalls(PASSED, faults=300, kinds=25) == []
 
 
 @pytest.mark.parametrize("name", sorted(PASSED))
 def test_each_bar_can_be_missed(name):
+    assert shortfalls(PASSED, faults=300, kinds=25) == []
     worse = 1 if PASSED[name] == 0 else PASSED[name] - 1
     (missed,) = shortfalls({**PASSED, name: worse}, faults=300, kinds=25)
     assert missed.startswith(f"{name} is ")
@@ -275,11 +268,6 @@ async def ends(reader):
         return await asyncio.wait_for(reader.read(), 30.0) == b""
     except ConnectionError:
         return True
-
-
-async def test_the_proxy_passes_bytes_on():
-    async with echo_behind_proxy() as (_, reader, writer):
-        assert await echoed(reader, writer, b"abc") == b"abc"
 
 
 @pytest.mark.parametrize("direction", [None, *Direction])
