@@ -90,7 +90,6 @@ class Handlers:
         self.queue.add(key)
 
     async def child_event(self, body: kopf.Body, **_: Any) -> None:
-        """Enqueue the run that a child or pod belongs to."""
         key = run_key(body)
         if key is not None:
             self.queue.add(key)

@@ -116,7 +116,6 @@ def main() -> NoReturn:
 
 
 def _try_engines(run: VCPORun) -> None:
-    """Import the classes of a run's own engines, and check their methods and arguments."""
     from vcpo_rollout.engines.factory import find_engine
 
     with start_errors():

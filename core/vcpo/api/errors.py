@@ -57,10 +57,6 @@ class SpecError(ValueError):
         lines = "\n".join(f"  {problem}" for problem in self.problems)
         super().__init__(f"{source}: {count}\n{lines}")
 
-    @property
-    def is_of_fields(self) -> bool:
-        return all(problem.path != FILE for problem in self.problems)
-
 
 def field_path(location: Sequence[int | str]) -> str:
     """Return a location as YAML users read it: `("spec", "rollouts", 0)` -> `spec.rollouts[0]`."""

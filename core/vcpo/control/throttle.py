@@ -1,9 +1,5 @@
 """Throttle: the lag limit follows the effective sample size (ESS).
 
-Stale data makes importance weights heavy-tailed, and the ESS shows this first. The throttle uses
-the share of the on-policy ESS ratio, because train/rollout mismatch alone keeps the plain ratio
-below 1.
-
     share < floor             halve the limit at once, down to 0; do not halve it again before a
                               window of steps was taken under the new limit
     floor <= share < recover  keep the limit and restart the count of healthy steps; at limit 0
@@ -12,30 +8,14 @@ below 1.
     early warning             set the limit to 0 at once, whatever the share is; the run's spec
                               says from which level on, critical unless it is set
 
-The limit falls fast and rises slowly (as TCP's window does), because a collapse costs the run and a
-low lag costs only time. The gap between floor and recovery keeps a share near the floor from moving
-the limit up and down. The throttle counts steps and not polls: a second poll of the same step
-changes nothing.
-
-*One window per halving.* The share is a mean over the last `WINDOW_STEPS` steps. Most of them were
-taken under the previous limit. Without the wait, a limit of 8 would be 0 after four steps, before
-any of them could show an improvement. The wait is safe, because the limit applies to consumption at
-once.
-
-*Recovery from 0.* Between floor and recovery the limit stays. At limit 0 every token is of the
-newest version, so staleness does not cause the low share, and only a trial shows whether a lag of 1
-would lower it further. `PROBE_STEPS` steps in a row not below the floor raise the limit to 1.
-
-*A warning does not wait.* Halving is a search for the largest lag that does no harm. A critical run
-has no time for a search: it reaches reward 0 while the limit is being halved. So it gets fresh data
-at once. The learner does this by itself, because a poll may take longer than the steps that are
-left. The host does the same when it hears of it, starts from the learner's limit if that is the
-smaller one (`follow_learner`), and decides alone when the limit rises again.
+The share is of the on-policy ESS ratio, because mismatch alone keeps the plain ratio below 1. The
+throttle counts steps and not polls: a second poll of the same step changes nothing. The learner
+obeys a warning by itself; the host does the same when it hears of it, starts from the learner's
+limit if that is the smaller one (`follow_learner`), and decides alone when the limit rises again.
 
 From the same state, a lower ESS or a warning never leads to a larger limit. A run that is never
-below the floor or warned never has a smaller limit than another run. The limits of two runs that
-fall below the floor at different steps may differ for one window. docs/inside/mathematics.md have
-the figures.
+below the floor or warned never has a smaller limit than another run. docs/inside/mathematics.md has
+the reasons and the figures.
 """
 
 from __future__ import annotations

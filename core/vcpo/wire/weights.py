@@ -93,14 +93,6 @@ def manifest_of(
     )
 
 
-def manifest_checksum(manifest: policy_pb2.PolicyManifest) -> int:
-    """Return one checksum of all tensors of a version: xxh3 over name and checksum of each."""
-    digest = xxhash.xxh3_64()
-    for entry in sorted(manifest.tensors, key=lambda each: each.name):
-        digest.update(f"{entry.name}\0{entry.xxh3}\0".encode())
-    return digest.intdigest()
-
-
 def verify(payload: Payload, manifest: policy_pb2.PolicyManifest) -> None:
     """Check a payload against its manifest, tensor by tensor.
 

@@ -69,7 +69,6 @@ class CheckpointManifest(BaseModel):
     a checkpoint only."""
 
     def write(self, folder: Path) -> None:
-        """Write the manifest into the checkpoint's folder."""
         document = {"format": FORMAT, **self.model_dump()}
         document[_CHECKSUM] = _checksum_of(document)
         (folder / MANIFEST_FILE).write_text(json.dumps(document, indent=1) + "\n")

@@ -160,7 +160,6 @@ class LeaseBook:
     def restore(
         self, leases: Iterable[Lease], *, next_grant_number: int, next_group_number: int
     ) -> None:
-        """Open leases of another process again, and number the next grant and the next group."""
         for lease in leases:
             self._add(lease)
         self.next_grant_number, self.next_group_number = next_grant_number, next_group_number

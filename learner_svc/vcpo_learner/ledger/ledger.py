@@ -10,17 +10,11 @@
        requeued, until `max_attempts`
 ```
 
-Invariants, checked by `counts().check()` at every step:
-
-* leased = in flight + buffered + consumed + dropped, and each drop has a reason. A prompt that is
-  granted again is leased again.
-* A batch holds no token beyond the lag limit at the step that consumes it. Admission makes late
-  groups rare (`vcpo.control.admission`); `drop_late` removes the remaining ones.
+* leased = in flight + buffered + consumed + dropped, and each drop has a reason.
+* A batch holds no token beyond the lag limit at the step that consumes it.
 * A lease closes once, so a trajectory is accepted at most once.
-* Whatever changes is a `Change`, applied here and emitted to the log. The same changes applied to
-  the ledger of a checkpoint give the ledger of a learner that stopped, but for one thing: the log
-  has no consumption. It becomes final with the checkpoint that contains it, so the groups of later
-  steps are buffered again.
+* Whatever changes is a `Change`, applied here and emitted to the log. The log has no consumption:
+  it becomes final with the checkpoint that contains it.
 
 The unit is the prompt group: a baseline over part of a group depends on which part was lost.
 """
@@ -594,7 +588,6 @@ class TrajectoryLedger:
             self.requeued.append(prompt)
 
     def _count_dropped(self, before: Lease, after: Lease | None, reason: DropReason) -> None:
-        """Count what a prompt held, or was to bring, and does not hold any more."""
         number = before.num_missing + len(before.accepted)
         if after is not None:
             number -= len(after.accepted)

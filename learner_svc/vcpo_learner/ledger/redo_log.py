@@ -372,7 +372,6 @@ def change_from_bytes(data: bytes) -> Change:
 
 
 def _files(folder: Path) -> list[_File]:
-    """Return the files of a log, by their first changes."""
     names = (path.stem.partition("-") for path in folder.glob("*-*.log"))
     return sorted(
         _File(int(first), int(step), folder / f"{first}-{step}.log")

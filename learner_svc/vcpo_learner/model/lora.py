@@ -83,7 +83,6 @@ def add_adapters(model: PreTrainedModel, lora: Lora) -> None:
 
 
 def _initialize_on_meta(model: PreTrainedModel) -> None:
-    """Give memory on the CPU, and their first numbers, to adapters that peft left on `meta`."""
     for module in model.modules():
         if isinstance(module, LoraLayer) and module.lora_A[_ADAPTER].weight.is_meta:
             module.lora_A[_ADAPTER].to_empty(device="cpu")

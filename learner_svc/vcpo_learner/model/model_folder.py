@@ -132,7 +132,6 @@ def _merge_adapters(settings: Model, tensors: Path) -> PreTrainedModel:
 
 
 def _name_dtype(path: Path, dtype: torch.dtype) -> None:
-    """Name the number format in a model's configuration, and in those of its parts."""
     config = json.loads(path.read_text(encoding="utf-8"))
     for section in (config, *(each for each in config.values() if isinstance(each, dict))):
         if section is config or "dtype" in section:

@@ -1,18 +1,12 @@
 """The policy's state as it was published last, and what differs in it now.
 
-```
-parameters --round--> bits --compare with those published last--> few differ:  positions, bits
-buffers ------------> bits                                        many differ: a new file
-```
-
 Buffers are not rounded: a router's bias decides between experts by small differences, and some
 buffers are integers. A rank whose parameters are cut over ranks publishes its own rows of each, and
-no others; the first rank publishes the buffers too, which every rank holds whole. Ranks ask nothing
-of each other here, and one of them may have a new file where another one has few changes.
+the first rank the buffers too. Ranks ask nothing of each other here, and one of them may have a new
+file where another one has few changes.
 
-The comparison runs where the tensors are. On a CPU the bits published last are those of the
-file itself, so there is no other copy. A GPU keeps a copy of its own, in the published number
-format, and sends nothing to the host but what differs.
+On a CPU the bits published last are those of the file itself. A GPU keeps a copy of its own, in the
+published number format, and sends nothing to the host but what differs.
 """
 
 from __future__ import annotations

@@ -38,7 +38,6 @@ def model_head(model: nn.Module) -> ModelHead | None:
 
 
 def _form(model: Any) -> LogitForm:
-    """Read the names that families of transformers have for it."""
     config = model.config.get_text_config()
     divisor = getattr(config, "logits_scaling", None)  # Granite
     factor = getattr(config, "logit_scale", None)  # Cohere

@@ -1,44 +1,22 @@
 r"""Every trajectory's gradient norm and the weighted sum of all gradients, from ONE backward pass.
 
-Problem. The optimal baseline weighs trajectory i by n_i = ||grad f_i||^2. The coefficients c_i of
-the step's gradient sum_i c_i grad f_i depend on the baseline. Autograd computes the sum with one
-backward pass, and the norms with one more pass per trajectory, or with a second pass over all.
-
-Solution. A module applied to a batch uses parameter p once for each trajectory. So grad_p f_i is a
-function of the module's inputs and of the gradient at its outputs, both of trajectory i alone. The
-coefficients have the form c_i = offset_i + slope_g, with g the group of i: the reward in an
-advantage R_i - b_g is known before the backward pass, the baseline is not. Hence:
+A module applied to a batch uses parameter p once for each trajectory, so grad_p f_i follows from
+the module's inputs and from the gradient at its outputs. The coefficients of the sum have the form
+c_i = offset_i + slope_g, with g the group of i: only the slope waits for the group's norms.
 
     forward    tap the output of every module that owns a trainable parameter (`taps`)
     backward   one pass of sum_i f_i, by all taps and to no parameter
     measure    when an output's gradient arrives: per-trajectory gradients, squared and added up
     sum        when the group's norms have given the slope
 
-A matrix is measured in one of two ways, the one with fewer operations:
+docs/inside/mathematics.md has the two ways for a matrix, and why. Both are exact.
 
-    kept       norms from products of tokens with tokens. Inputs and output gradients are kept, and
-               the sum is one product over all tokens. Beyond a plain backward pass it costs
-               2 T^2 (p + d) flops for a [p, d] matrix and T tokens: best for short sequences.
-    reduced    each gradient is formed in full, squared, and added to two totals, one weighted by
-               the offsets and one per group. A plain backward pass forms the gradients too; the
-               rest reads and writes each element a few times: best for long sequences.
+Limits. A module must not mix trajectories (batch normalization does). A parameter that is used
+outside the forward of the module that owns it is not seen. An argument whose first axis happens to
+be as long as the batch is taken for per-trajectory data.
 
-Both are exact. The norm is of the sum over a parameter's calls: a tied embedding, or a module that
-is called twice, has one gradient, and is measured when the gradients of all calls have arrived.
-
-Memory. `kept` holds output gradients, T (p + d) numbers per trajectory. `reduced` needs one copy of
-the matrix per group, and per-trajectory gradients of some million numbers, at least those of one
-trajectory.
-
-Limits. A module must not mix trajectories (batch normalization does). If rows hold several
-trajectories, `segments` says which token belongs to which, and the rows are unpacked
-(`unpack_rows`). A parameter that is used outside the forward of the module that owns it is not
-seen. An argument whose first axis happens to be as long as the batch is taken for per-trajectory
-data. Misuse that can be detected raises ValueError.
-
-Sources: Bu et al., arXiv 2210.00038 (book-keeping: norms and weighted sum without a second backward
-pass) and arXiv 2205.10683 (choice between ghost and full norms). The split into offsets and slopes
-is this project's; it makes the reduced form possible.
+Sources: Bu et al., arXiv 2210.00038 (norms and weighted sum without a second backward pass) and
+arXiv 2205.10683 (choice between ghost and full norms). Offsets and slopes are this project's.
 """
 
 from collections.abc import Sequence, Set

@@ -31,7 +31,6 @@ class Factors:
         return not self.rows.is_floating_point()
 
     def part(self, samples: slice) -> "Factors":
-        """Return the factors of some trajectories."""
         if samples.start == 0 and samples.stop == self.columns.shape[0]:
             return self
         return replace(self, rows=self.rows[samples], columns=self.columns[samples])

@@ -187,7 +187,6 @@ class Measurement:
         self._add_up()
 
     def _add_up(self) -> None:
-        """Add the squared norms of all parts to those of the trajectories."""
         for norms in _stacks(self._norms):
             self.squared_norms += norms.double().square_().sum(dim=0)
         for squares in _stacks(self._squares):

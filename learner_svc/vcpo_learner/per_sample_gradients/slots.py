@@ -71,7 +71,6 @@ class Slots:
         return self._by_module.get(module, {})
 
     def parameter(self, slot: Slot) -> nn.Parameter:
-        """Return the parameter that its module has at present."""
         module, name = self._owners[slot]
         found: nn.Parameter = getattr(module, name)
         return found

@@ -40,7 +40,6 @@ class SequentialPrompts:
         self._next_turn = 0
 
     def next_prompt(self, in_flight: Collection[int]) -> int:
-        """Return the prompt after the last one."""
         turn = self._next_turn
         self._next_turn += 1
         return turn if self._pool is None else turn % self._pool

@@ -196,7 +196,6 @@ def on_every_rank(
 
 
 def _noted(communication: Communication, ranks: Ranks) -> dict[int, str]:
-    """Return what ranks noted that failed and ended while others waited for them."""
     found = {}
     with suppress(RuntimeError, ValueError):  # the store may be gone with its rank
         for rank in range(ranks.size):

@@ -203,7 +203,6 @@ class LearnerGauges:
         self._raise(self._metrics.weights_served_bytes, served_bytes)
 
     def _raise(self, counter: CounterMetric, totals: Mapping[_Value, int]) -> None:
-        """Raise a counter with one label from what it has counted to the totals."""
         before = self._counted.get(counter, {})
         self._counted[counter] = {str(label): total for label, total in totals.items()}
         for label, total in self._counted[counter].items():

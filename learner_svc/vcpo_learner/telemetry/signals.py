@@ -75,7 +75,6 @@ class SignalWindow:
         return self.steps[-1] if self.steps else None
 
     def start_waiting(self) -> None:
-        """Note that the learner starts to wait for a batch."""
         # A batch that broke the update was waited for too, and no step ended it.
         self._waited_s = self.waited_s()
         self._waiting_since_s = self._clock()

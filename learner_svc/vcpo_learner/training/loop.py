@@ -262,7 +262,6 @@ class TrainingLoop:
         return True
 
     def _observe_warning(self, result: UpdateResult, step: int) -> None:
-        """Let the early warning of a step lower the lag limit, and say so."""
         before, level = self.dispatcher.lag_limit, WarningLevel(result.warning_level)
         self.dispatcher.observe_health(level, before.rollbacks)
         if (steps := self.dispatcher.lag_limit.steps) != before.steps:
@@ -462,7 +461,6 @@ class TrainingLoop:
         )
 
     def _show_update(self, result: UpdateResult) -> None:
-        """Show the time that an update took by stage, and the memory of its GPU."""
         for stage, duration_s in result.times.by_stage().items():
             self.gauges.add_stage(Stage(stage), duration_s)
         if (memory := result.memory) is not None:

@@ -106,7 +106,6 @@ class Rollback:
         )
 
     def _refuse(self, reason: str) -> None:
-        """Report once that the run is not rolled back."""
         self._is_refused = True
         self.gauges.count_refused_rollback()
         self.records.event(

@@ -103,12 +103,6 @@ class RunSaver:
         if is_due:
             await self._begin()
 
-    async def save_if_overdue(self, *, is_wanted: bool = False) -> None:
-        """Begin a checkpoint if one was due while steps were redone; as `save_if_due`."""
-        every_steps = self.run.spec.checkpoint.every_steps
-        if is_wanted or self._step // every_steps > max(self.saved_step, 0) // every_steps:
-            await self._begin()
-
     async def save(self) -> None:
         """Write a checkpoint, unless there is one of this step, and wait for it."""
         await self.join()

@@ -3,20 +3,13 @@
 The step's gradient is sum_{i,t} k_it grad log pi(y_it), with the k_it of `vcpo_learner.estimator`.
 
     one pass    if k_it = c_i a_it, with a_it the trajectory's own weights, and c_i = -(R_i - b)
-                with one number b for those that share a baseline: each micro-batch is run forward
-                and backward once. The backward pass measures the norms for b, and b completes the
-                gradient with the last micro-batch of the group, or of the batch if all groups
-                share one baseline (`vcpo_learner.per_sample_gradients`). Also if k_it needs no
-                more than the rewards and its own trajectory, as GRPO's: no norms are measured.
-    two passes  if k_it depends on the whole batch in another way, or those that share a baseline
-                exceed a micro-batch and no norms are measured: score the batch, with norms if
-                the baseline needs them; compute all k_it; run backward.
-                If one micro-batch holds everything that is trained on, its graph is kept and the
-                second pass needs no forward pass.
+                with one number b for those that share a baseline: the backward pass measures the
+                norms for b, and b completes the gradient with the last micro-batch of those that
+                share it. Also if k_it needs no more than rewards and its own trajectory.
+    two passes  otherwise: score the batch, compute all k_it, run backward. If one micro-batch holds
+                everything, its graph is kept and the second pass needs no forward pass.
 
-Both give the same numbers where both are possible. The rejected alternative for the second keeps
-two gradient buffers, with rewards as coefficients and without: two more copies of the parameters,
-and no coefficient per token.
+Both give the same numbers where both are possible.
 """
 
 from __future__ import annotations
@@ -268,7 +261,6 @@ class GradientAccumulation:
     def _write_logprobs(
         self, record: BatchRecord, tokens: BatchTokens, positions: Sequence[int]
     ) -> None:
-        """Write the log-probabilities of the trajectories at these positions into the record."""
         for step in self._runner.split(tokens, positions):
             with torch.no_grad():
                 logprobs = self._runner.logprobs(step.batch)

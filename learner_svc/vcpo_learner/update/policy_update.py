@@ -1,12 +1,5 @@
 r"""One update: from groups of trajectories with rewards to one optimizer step.
 
-The gradient of the step is linear in the gradients of the tokens' log-probabilities,
-
-    sum_{i,t} k_it grad log pi(y_it),    k_it = -A_it a_it g_it,        lr = base_lr * scale(ESS),
-
-with advantage A, weight a and clip factor g of the method (`vcpo_learner.estimator.loss`). For
-VCPO, A_i = R_i - b, a_it = min(w_i, 8) / (B T_i), g = 1. The stages, and where they are:
-
     score       log pi of every token, and gradient norms if the baseline needs them (`gradient`)
     weigh       advantages and coefficients from the whole batch (`estimator`)
     accumulate  the gradient; already while scoring, if each group decides for itself (`gradient`)
@@ -297,7 +290,6 @@ class PolicyUpdate:
         self._gradient.load_state_dict(state["method"])
 
     def _accumulate(self, groups: Groups, policy_version: int, times: UpdateTimes) -> BatchGradient:
-        """Compute the gradient of a batch, and the numbers that the decision needs."""
         started_s = self._clock()
         lengths = [each.num_sampled_tokens for each in chain.from_iterable(groups)]
         expected_weight = on_policy_weight(lengths, self._algorithm, self._mismatch.calibration)

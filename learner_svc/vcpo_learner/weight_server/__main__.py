@@ -1,14 +1,7 @@
 """`python -m vcpo_learner.weight_server`: send the files of versions from a folder over HTTP.
 
-```
-GET /a1b2c3d4/0/00000040.full
-Authorization: Bearer <key of workers>
-Range: bytes=1048576-
-```
-
-It sends nothing but files of versions (`vcpo.wire.weights.FILE_PATH`). The kernel copies them from
-the folder into the connection. It takes no instructions: what the rank writes can be read, and what
-the rank removes is read to its end by whoever has begun.
+It sends nothing but files of versions (`vcpo.wire.weights.FILE_PATH`), by ranges, to callers with
+the key of workers. What the rank removes is read to its end by whoever has begun.
 
 Standard output is a line of JSON for each report, and the last one follows within a second:
 
@@ -18,8 +11,7 @@ Standard output is a line of JSON for each report, and the last one follows with
 ```
 
 Standard input is a number of seconds in which transfers may end, and then the process ends. Its end
-without a number is the end of the parent, which this process never outlives. Stop signals are for
-the parent, which still needs this process while it drains.
+without a number is the end of the parent. Stop signals are for the parent alone.
 """
 
 from __future__ import annotations
@@ -164,7 +156,6 @@ class WeightFileServer(ThreadingHTTPServer):
             self._sent_bytes[form] += num_bytes
 
     def report(self, reports: _Reports) -> None:
-        """Report the counts."""
         with self._lock:
             sent = dict(self._sent_bytes)
         reports.send(sent_bytes=sent)

@@ -1,20 +1,15 @@
 """The policy store: the newest versions of the weights as files, and their manifest.
 
 ```
-set of n in memory, patched ---> n + 1 ---> n + 2 ---> ...        compared with, and for checksums
 files    n.full   n -> n+1.delta   n+1 -> n+2.delta ... m.full    read only, removed when replaced
 
 /dev/shm/vcpo-weights-<user>-<run>/<incarnation>/<shard>/     by default; of this user alone
 <spec.weights.storeUrl>/<run>/<incarnation>/<shard>/          otherwise
 ```
 
-A version that differs little from the one before it is a file with the delta. When the deltas after
-the last full set take a quarter of its room, the version is written as a full set too. A worker
-reads the deltas from the version that it holds, or the full set and the deltas after it.
-
-Files never change. What a new version replaces is removed only before the next one is written; who
-has a file open reads it to its end, as the file system promises for a folder of this machine. In
-memory there is room for one full set, and in another store the one before stays as well.
+When the deltas after the last full set take a quarter of its room, a version is a full set too.
+What a new version replaces is removed only before the next one is written; who has a file open
+reads it to its end. Memory has room for one full set; another store also keeps the one before.
 """
 
 from __future__ import annotations
@@ -233,7 +228,6 @@ class VersionFolder:
             ) from error
 
     def keep(self, names: Collection[str]) -> None:
-        """Remove all files but these."""
         for name in sorted(self._written.difference(names)):
             self._files.rm_file(f"{self._path}/{name}")
             self._written.discard(name)

@@ -71,7 +71,6 @@ class Resource:
 
     @property
     def path(self) -> str:
-        """Path in the URL."""
         root = "/apis" if "/" in self.api_version else "/api"
         parts = [root, self.api_version, "namespaces", self.namespace, self.plural]
         return "/".join(part for part in (*parts, self.name, self.subresource) if part)

@@ -127,7 +127,6 @@ ROOT: Final = (
 
 
 def _baseline_among(baselines: Collection[Baseline], section: str) -> str:
-    """Return the CEL test that the baseline, given or the method's own, is one of these."""
     methods = [method for method, config in LOSS_CONFIGS.items() if config.baseline in baselines]
     given = f"{section}.baseline in {_words(baselines)}"
     own = f"{section}.method in {_words(methods)}"

@@ -69,7 +69,6 @@ def with_pods(
 
 
 def _new_restarts(learner: LearnerStatus, pods: Sequence[ObservedPod]) -> dict[str, int]:
-    """Return the restarts of each pod that are not counted yet, by uid."""
     known = {each.uid: each.restarts for each in learner.counted}
     new = {pod.uid: max(0, pod.restarts - known.get(pod.uid, 0)) for pod in pods}
     # A pod that is deleted with its group may lose its ranks before it goes.

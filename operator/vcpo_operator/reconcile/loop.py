@@ -104,7 +104,6 @@ class RunQueue:
         return max(0.0, now_s - min((due_s for due_s, _ in self._startable()), default=now_s))
 
     def _startable(self) -> list[tuple[float, RunKey]]:
-        """Return the waiting runs whose namespace has not as many in work as it may have."""
         busy = Counter(key.namespace for key, entry in self._entries.items() if entry.in_work)
         return [
             each for each in self._waiting() if busy[each[1].namespace] < self.most_of_namespace

@@ -165,7 +165,6 @@ class RunMemory:
             self._unwatched.pop((action.kind, action.name), None)
 
     def record_refusal(self, action: Apply, message: str, now_s: float) -> None:
-        """Record that the API server called a manifest invalid."""
         self._refusals[action.child.digest] = Refusal(
             message=message, was_new=not action.force, until_s=now_s + REFUSED_S
         )

@@ -133,7 +133,6 @@ class LearnerConnections:
             raise LearnerCommandError(message) from error
 
     async def disconnect(self, key: RunKey) -> None:
-        """Forget a learner that is gone, and its signals."""
         connection = self._connections.pop(key, None)
         if connection is not None:
             await connection.control.close()

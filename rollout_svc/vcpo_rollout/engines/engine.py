@@ -1,15 +1,8 @@
 """The contract of generation engines: token ids in; token ids, logprobs and version spans out.
 
 `rollouts[].engine` names a class: `hf` and `vllm` by a short name, a user's own one by
-`package.module:Class`. All come in by the same door. An author implements
-
-    load           a class method that makes the engine from an `EngineSetting`; it may take seconds
-    generate       samples one sequence; many calls run at a time, and the engine batches them
-    swap_weights   brings a version into the model between two decoding steps
-    close          ends the engine
-    policy_version, context_tokens, end_token_ids, stop_strings: as `Engine` describes them
-
-and keeps three promises that training rests on:
+`package.module:Class`. It has `load` (`EngineClass`) and what `Engine` describes, and keeps three
+promises that training rests on:
 
     *Numbers*: a token's log-probability is that of the distribution it was drawn from, after the
         temperature, over the tokens of the model's vocabulary (`vcpo.service.vocabulary`). So a
@@ -20,16 +13,9 @@ and keeps three promises that training rests on:
     *Whole state*: once `swap_weights` returns, the model holds every parameter (rounded to its own
         format) and persistent buffer of the version, and no other. If not, the call raises.
 
-What is checked: `vcpo validate` and the worker's start find the class, its methods and the
-arguments of `load`. The learner checks every response: lengths, log-probabilities in range,
-versions that were published. The learner computes the
-log-probabilities of fresh tokens itself in every step, and a gap that rounding does not explain is
-told or ends the run (`docs/inside/mathematics.md`).
-
-Errors: an `EngineError` says what failed in one sentence, and becomes a typed failure of the
-prompt; eight in a row end the worker with it. `InvalidRequestError` blames the request alone. Any
-other exception of `generate` counts as an `EngineError` that names its type. What a user can
-correct is a `ValueError` of `load` that begins with the field.
+An `EngineError` says what failed in one sentence, and becomes a typed failure of the prompt; eight
+in a row end the worker with it. `InvalidRequestError` blames the request alone. Any other exception
+of `generate` counts as an `EngineError` that names its type.
 """
 
 from __future__ import annotations

@@ -116,7 +116,6 @@ def _load(engine_class: EngineClass, setting: EngineSetting) -> Engine:
 
 
 def _lacking(loaded: object) -> list[str]:
-    """Return what an object lacks to be called as an engine, by name."""
     missing = [each for each in _PROPERTIES if not hasattr(loaded, each)]
     return missing + [
         f"async {each}"

@@ -164,7 +164,6 @@ def _check_config(name: str, revision: str | None, *, trust_remote_code: bool) -
 
 @contextmanager
 def _explain_errors(name: str) -> Iterator[None]:
-    """Convert errors of the library about a model into one error with a cure."""
     try:
         yield
     except (OSError, ValueError, StrictDataclassError) as error:

@@ -46,7 +46,6 @@ class Endings:
         return cls(token_ids=engine.end_token_ids, stop_strings=engine.stop_strings)
 
     def end(self, turn: Sequence[int]) -> bool:
-        """Return whether the last token of a turn ended it."""
         return turn[-1] in self.token_ids or (
             self.stop_strings is not None and self.stop_strings.completed_by_last(turn)
         )

@@ -68,7 +68,6 @@ class _Judge:
     """What to name in errors; `call` without the parameters."""
 
     def parts(self, prompt: Prompt, response: str) -> Iterator[tuple[str, float]]:
-        """Yield what the function returns, weighted."""
         judgement = check_judgement(self.call(prompt=prompt, response=response), self.code)
         for part, value in (judgement.parts or {"": judgement.reward}).items():
             yield f"{self.label}.{part}".strip("."), self.weight * value

@@ -233,7 +233,6 @@ class _Shard:
         return {name: first(self._number, name) + each for name, each in changed.items()}
 
     def _file(self, name: str, total_bytes: int) -> ArrivingFile:
-        """Return a file to read, with the bytes of it that have arrived."""
         for file in self._arriving:
             if file.name == name and file.total_bytes == total_bytes:
                 return file
@@ -245,7 +244,6 @@ class _Shard:
 
 
 def _layout(manifests: _Manifests) -> list[dict[str, tuple[str, tuple[int, ...], int]]]:
-    """Return dtype, shape and first row of each tensor, by shard."""
     return [
         {each.name: (each.dtype, tuple(each.shape), each.first_row) for each in shard.tensors}
         for shard in manifests

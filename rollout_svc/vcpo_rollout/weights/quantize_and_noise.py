@@ -4,13 +4,8 @@
     int8    matrices as integers from -127 to 127 with one scale per row, amax / 127
     noise   N(0, sigma^2) added to the weights of normalizations, new for every version
 
-Every engine takes the result as ordinary numbers. The policy is that of a quantized model, on any
-machine; the speed is not (`engines.weight_plan` says where it can be had). Embeddings and output
-head are unchanged.
-The worker reports log-probabilities of the behavior policy that it really samples from. The
-estimator therefore stays unbiased, and the learner's calibration at lag 0 measures the mismatch.
-
-Each version is computed from the published weights, so errors do not accumulate.
+Every engine takes the result as ordinary numbers; embeddings and output head are unchanged. Each
+version is computed from the published weights, so errors do not accumulate.
 
 Sources: block sizes of Jet-RL, arXiv 2601.14243 (weights only; activations are not quantized here);
 noise of QeRL, arXiv 2510.11696.

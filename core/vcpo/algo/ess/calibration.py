@@ -1,16 +1,12 @@
 r"""The on-policy ESS ratio, estimated from fresh tokens during a run.
 
-Training and inference engines disagree a little on every token (kernels, bf16, batching). So even a
-trajectory that was sampled with the learner's own parameters has w != 1. With a mismatch of
-variance s2 per token, and E[w] = 1 because w is a ratio of probabilities,
+Training and inference engines disagree a little on every token. With a mismatch of variance s2 per
+token, and E[w] = 1 because w is a ratio of probabilities,
 
     log w | L ~ N(-s2 L / 2, s2 L),    L = number of trained tokens.
 
 Prediction. E[w^2 | L] = exp(s2 L), so a batch of lengths L_1..L_B has rho_on = B / sum_i exp(s2
 L_i), at least 1/B: with s2 = 6.5e-4, typical of bf16, 0.68 at 600 tokens and 0.006 at 8,000.
-
-Observation. Fresh blocks (`fresh_tokens`) stand for whole trajectories: given its prefix, the ratio
-of a token has mean 1. Ratios minus 1 are martingale differences, so variances add up over tokens.
 
 Estimate of one worker. For x_i = log w_i the likelihood of s2 has its maximum at
 
@@ -20,15 +16,7 @@ with a relative standard error of sqrt(2 / n) at most. Each x_i is first clipped
 its own law, whose scale is winsorized: outliers of a sixteenth of the blocks do not move it. The
 newest 64, 256, .. blocks count, as far as their intervals intersect: the mismatch may change.
 
-Estimate of the run. What counts as normal is taken out of the brake, so a noisy worker must not
-decide it. The lower quartile of the workers, each with the weight of its blocks, is that of an
-honest one while a quarter of the fresh tokens is. All blocks of the workers that agree with it,
-within 2 errors of their own, are pooled: many workers of few blocks each are as good as one of all.
-A quartile of honest workers alone is low by chance, and low is the side that brakes.
-
-A worker that is gone has no more say than the tokens that it left in the window, whatever it and
-those before it were called: newer tokens push them out. A worker with fewer than
-`MIN_FRESH_BLOCKS` has no estimate, and its blocks count as without mismatch.
+docs/inside/mathematics.md says how the estimate of the run follows from those of its workers.
 
 Sources: VCPO, arXiv 2602.17616, Eq. 5 (rho_on as a given constant); Goldenshluger and Nemirovski,
 "On spatially adaptive estimation of nonparametric regression" (1997), for how far back to look. The

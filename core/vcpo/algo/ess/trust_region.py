@@ -1,45 +1,21 @@
 r"""Trust region on the drift over the lag: the rate at which data is still usable when it is used.
 
-Data is stale because the policy moved after it was sampled, and how far it moved is the learner's
-own doing. Two numbers of each batch say what a learning rate costs:
-
     e    nats that the ESS ratio misses, log(rho_on / rho)
     d    distance: the root of the sum of squared learning rates over the steps since a token was
          sampled, the mean over tokens
 
-An optimizer such as AdamW moves every parameter by about the learning rate, in directions that
-change from step to step, so the distance of H steps at the rate r is r sqrt(H), as of a random
-walk. In runs e grows about as d does: e = a d. So data that is H steps old misses e* nats at
+In runs e grows about as d does, e = a d, and d of H steps at the rate r is r sqrt(H), as of a
+random walk. So data that is H steps old misses e* nats at
 
-    r* = e* / (a sqrt(H)),      a = mean e / mean d,      e* = -log of the target,
+    r* = e* / (a sqrt(H)),      a = mean e / mean d,      e* = -log of the target.
 
-whatever the rate was at which `a` was measured: the region is solved for, not searched. A rule that
-scales by a power of rho, s = (rho / rho_on)^p, feeds back on itself instead, and rests where
-log(1 / s) = p e(s): at p = 1/2 ten times the rate still costs several times the nats.
-
-Memory. Weights have heavy tails, so e of one batch scatters by half of itself: `a` is a mean over
-about 10 steps. It falls many-fold when the policy grows sure of its answers, because a sure
-answer's probability hardly moves with the parameters. The parameters move all the same, until the
-policy leaves what old data can show. So the largest `a` counts that the run has seen: the peak of a
-mean over H steps, from step H on, which fades over ten thousand. The rate falls within some steps,
-and hardly rises again. Means are of e and of d apart, so that chance around e = 0 cancels. What
-chance alone explains of a mean counts as 0, so batches that are not stale do not bound the rate.
-
-Size of the batch. Most small batches lack the rare large weight, so they miss less than large ones
-of the same policy (`finite_batch`): at the target 8 weights miss 0.6 of what an infinite batch
-does, and 64 miss 0.9. So a mean is read as batches of 64 would have it, which is the size of those
-that the target was chosen on. The same policy then allows the same rate at every size.
-
-Start. Before any drift is measured, the rate starts at 1/H of the base rate and at most doubles
-from one step that is taken to the next. So the first steps of a run do not move the policy out of
-the region before data shows it. With H = 0 there is no region.
+Means are of e and of d apart, so that chance around e = 0 cancels; what chance alone explains of a
+mean counts as 0. docs/inside/mathematics.md has memory, start and size of the batch.
 
 Labels. Lags are those that workers report. Labels of the largest lag on 1/8, 1/4 and 1/2 of the
 tokens lengthen d and raise the rate 1.5, 1.9 and 2.75 times, within the base rate.
 
-Source: this project's. The form follows trust regions in policy space (TRPO, arXiv 1502.05477),
-with the ESS ratio in place of a divergence and the lag in place of one step; the peak has the part
-of its damping.
+Source: this project's. The form follows trust regions in policy space (TRPO, arXiv 1502.05477).
 """
 
 import math

@@ -1,25 +1,13 @@
 """Whether a run collapsed, judged by its rewards: after the fact, or step by step.
 
-A measure of the run's quality, the accuracy on held-out prompts or the mean training reward, has
-collapsed when it is below half of its best value before. It has recovered when its last value is at
-least 0.8 of that best value. A study and the report of a run judge by this definition alike; the
-early warning (`vcpo.algo.health.early_warning`) is what predicts it.
+A measure of the run's quality has collapsed when it is below half of its best value before, and
+recovered when its last value is at least 0.8 of that best value. A study, a report and the guards
+of a run judge by this definition alike. A fall within three standard errors of the best value is
+chance. Of an accuracy only the mean is known here, and its standard error is sqrt(p (1 - p) / n).
 
-Step by step, the measure is the mean over the training rewards of the last `REWARD_WINDOW_STEPS`
-steps, which few rewards cannot bend (`typical_mean`). A step's record holds it, so that the guards
-of a run and its report judge the same numbers.
-
-A measure that was never above 0 has no share that could be lost, so it does not collapse. A fall
-within three standard errors of the best value is chance: accuracies of 16 prompts fall from 1/16 to
-0 in healthy runs. Of an accuracy only the mean is known here, and its standard error is that of
-rewards of 0 and 1, sqrt(p (1 - p) / n), or 0 for larger values.
-
-*How few rewards are kept from bending a mean.* Of the rewards of a window, the four largest count
-as the fifth largest does, and the four smallest as the fifth smallest (a winsorized mean). So rare
-good rewards count in full, as soon as there are five; a wrong reward counts as one more good or bad
-one, whatever its size; and nothing depends on a scale. More wrong rewards, up to eight of one size,
-are within three standard errors of the others. The best window is the one whose mean less three
-standard errors is largest, so such a window does not hide a collapse either.
+Step by step, the measure is the winsorized mean over the training rewards of the last
+`REWARD_WINDOW_STEPS` steps: the four largest count as the fifth largest does, and the four smallest
+as the fifth smallest. The best window is the one whose mean less three standard errors is largest.
 
 *Why four.* Among n rewards of 0 and 1 of which m are 1, j wrong ones raise the mean to (m + j) / n
 at most, and may lower it to max(0, m - j) / n later. The fall is 2 j / n at most, or all of it for
@@ -27,8 +15,7 @@ m < j. Three standard errors are 3 sqrt(m + j) / n for rare ones. With m = j, th
 is 2 j / n, that is 3 sqrt(2 j) / n, and more than the fall while j is at most 4.
 
 *Far rewards.* A reward is far if its distance from the median is over 1,000 times the fifth largest
-one. So at most four are far, and rewards of 0 and 1 never are, however rare the ones are. An event
-names them, and an evaluation leaves them out.
+one: at most four are. An event names them, and an evaluation leaves them out.
 """
 
 import math

@@ -146,7 +146,6 @@ def _own_containers(template: Mapping[str, Any], role: Role) -> Mapping[str, Any
 
 
 def _quantity_problems(patch: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what is no quantity in a template whose shape is right."""
     spec = patch.get("spec") or {}
     for kind in ("containers", "initContainers"):
         for container in spec.get(kind) or ():
@@ -229,7 +228,6 @@ def _scratch(workload: Workload) -> Manifest:
 
 
 def _model_cache(parent: Parent) -> list[Manifest]:
-    """Return the volume that the pods download the model to."""
     cache = parent.run.spec.model.cache
     if cache is None:
         return []

@@ -49,7 +49,6 @@ class DecodingCache:
         self.clear()
 
     def clear(self) -> None:
-        """Remove every row."""
         self._layers = Cache(layer_class_to_replicate=PreallocatedLayer)
         self._num_columns = 0
         self._padding: list[int] = []

@@ -67,7 +67,6 @@ class States:
         self._end = num_columns
 
     def _reserve(self, like: Tensor, *, num_rows: int, num_columns: int) -> None:
-        """Allocate zeros for `num_columns` and a quarter more."""
         _, heads, _, head_size = like.shape
         capacity = num_columns + num_columns // 4 + 16
         self._storage = like.new_zeros((num_rows, heads, capacity, head_size))

@@ -133,7 +133,6 @@ class AdapterLoader:
             yield LoRARequest(name, _ADAPTER_PLACE, folder, load_inplace=True)
 
     async def load(self, llm: AsyncLLM, update: LoRARequest, policy_version: int) -> None:
-        """Replace the adapters in use."""
         if not await llm.add_lora(update):
             raise EngineError("vLLM did not take the adapters; its log says why")
         await llm.update_weight_version(str(policy_version))
