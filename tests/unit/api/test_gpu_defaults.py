@@ -74,12 +74,6 @@ def test_what_is_set_stays_and_float32_on_a_gpu_is_warned_about():
     assert fields == ["spec.learner.precision", "spec.rollouts[0].precision"]
 
 
-def test_a_temperature_that_vllm_refuses_leaves_hf():
-    spec = spec_of(rollouts=groups({}), evaluation={"temperature": 2.5})
-    assert chosen(spec, machine(spec)) == (BFLOAT16, [(BFLOAT16, "hf")])
-    assert list(gpu_warnings(spec, machine(spec, has_vllm=False))) == []
-
-
 @pytest.mark.parametrize(
     ("learner", "group", "expected"),
     [
@@ -111,12 +105,6 @@ def test_in_a_cluster_what_the_pods_ask_for_decides(learner, group, expected):
     spec = spec_of(learner=learner, rollouts=groups(group))
     precision, (of_group,) = chosen(spec, GpuUse.from_spec(spec))
     assert (precision, of_group) == expected
-
-
-def test_workers_on_gpus_may_have_a_learner_on_a_cpu():
-    spec = spec_of(rollouts=groups({"tensorParallelSize": 2}, {}))
-    use = GpuUse.from_spec(spec)
-    assert chosen(spec, use) == (FLOAT32, [(BFLOAT16, "vllm"), (FLOAT32, "hf")])
 
 
 def test_chosen_defaults_are_written_into_the_file_and_chosen_once():

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from tests.fixtures.broken_specs import BROKEN_SPECS
 from tests.fixtures.operator.runs import document
 from tests.fixtures.operator.stored_runs import SCHEMA, stored_run
 from vcpo.algo.advantage import BaselineScope
@@ -55,55 +56,7 @@ def test_a_run_of_defaults_breaks_no_rule():
 @pytest.mark.parametrize(
     ("spec", "word"),
     [
-        ({"rollouts": [{"name": "a", "minReplicas": 3, "maxReplicas": 2}]}, "`minReplicas`"),
-        ({"batch": {"trajectoriesPerPrompt": 1}}, "`batch.trajectoriesPerPrompt`"),
-        ({"batch": {"promptSelection": "teacher"}}, "`promptPool`"),
-        ({"algorithm": {"method": "tba", "onPolicyProbability": 0.5}}, "`batch.promptPool`"),
-        ({"algorithm": {"baseline": "rloo", "baselineScope": "batch"}}, "`baselineScope`"),
-        ({"algorithm": {"baseline": "best"}}, "`baseline` must be one of 'opob',"),
-        ({"algorithm": {"loss": "mine"}}, "`loss` must be package.module:function"),
-        (
-            {"algorithm": {"loss": "mine:soft"}, "learner": {"gradientMode": "onePass"}},
-            "`learner.gradientMode`",
-        ),
-        (
-            {"optimizer": {"schedule": "cosine", "warmupSteps": 400}, "steps": 400},
-            "`optimizer.warmupSteps`",
-        ),
-        (
-            {"optimizer": {"name": "muon"}, "learner": {"gpusPerReplica": 2}},
-            "`optimizer.name`",
-        ),
-        (
-            {"rollouts": [{"name": "a", "engine": "hf", "kvCacheGibibytes": 2.0}]},
-            "`kvCacheGibibytes`",
-        ),
-        ({"rollouts": [{"name": "a", "engine": "hf", "kvCache": "keep"}]}, "`kvCache`"),
-        (
-            {"rollouts": [{"name": "a", "engine": "hf", "tensorParallelSize": 2}]},
-            "`tensorParallelSize`",
-        ),
-        ({"rollouts": [{"name": "a", "engine": "vlm"}]}, "`engine` must be one of 'hf', 'vllm', o"),
-        ({"rollouts": [{"name": "a", "maxModelLen": 1024}]}, "`sampling.maxNewTokens`"),
-        ({"environment": {"name": "chess"}}, "'countdown', 'data_set', 'gsm8k'"),
-        ({"environment": {"name": "math", "rewards": [{"name": "chess"}]}}, "'environment', "),
-        ({"tracking": {"sinks": [{"name": "wandb", "directory": "/logs"}]}}, "`directory`"),
-        ({"tracking": {"sinks": [{"name": "comet"}]}}, "`name` must be one of 'tensorboard', 'wan"),
-        ({"tracking": {"sinks": [{"name": "tensorboard", "mode": "offline"}]}}, "`mode`"),
-        (
-            {"pods": {"extraEgress": [{"port": 443, "cidr": "10.0.0.0/8", "namespace": "obs"}]}},
-            "`cidr`",
-        ),
-        (
-            {"environment": {"name": "math", "systemPrompt": "Add.", "promptFormat": "plain"}},
-            "`systemPrompt`",
-        ),
-        (
-            {"algorithm": {"method": "grpo"}, "learner": {"gradientMode": "onePass"}},
-            "`learner.gradientMode`",
-        ),
-        ({"learner": {"processes": 4, "gpusPerReplica": 8}}, "`gpusPerReplica`"),
-        ({"learner": {"replicas": 2, "gpusPerReplica": 4, "fsdpSize": 3}}, "`fsdpSize`"),
+        *((spec, word) for spec, _, word in BROKEN_SPECS),
         ({"model": {"name": "./models/tiny"}}, "absolute path"),
     ],
 )
