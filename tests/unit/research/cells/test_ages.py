@@ -14,11 +14,6 @@ def test_without_ages_every_group_is_as_old_as_the_lag():
     assert drawn_ages(None, 5, seed=3, step=7, num_groups=4) == [5, 5, 5, 5]
 
 
-def test_a_share_of_the_lag_is_rounded_to_whole_versions():
-    found = drawn_ages(Ages(shares=(0.3,)), 16, seed=3, step=0, num_groups=2)
-    assert found == [5, 5]  # 4.8
-
-
 def test_a_batch_of_one_age_draws_once():
     ages = Ages(shares=(0.0, 0.25, 0.5, 1.0), drawnFor="batch")
     batches = [drawn_ages(ages, 8, seed=3, step=step, num_groups=4) for step in range(50)]

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from itertools import groupby
 
 import pytest
 
 from research.cells.cell import (
-    Part,
     Selection,
     claims_cells,
     plane_cells,
@@ -37,15 +35,6 @@ def test_at_lag_0_the_cells_of_the_plane_are_those_of_the_tuning():
     assert synchronous == tuning_cells(study())
 
 
-@pytest.mark.parametrize(
-    ("cells", "seeds"),
-    [(plane_cells(study()), [101, 1, 2]), (claims_cells(study(), RATES), [1, 2, 3])],
-    ids=["plane", "claims"],
-)
-def test_a_seed_is_finished_before_the_next_begins(cells, seeds):
-    assert [seed for seed, _ in groupby(cells, key=lambda each: each.seed)] == seeds
-
-
 def test_every_method_is_tuned_over_all_rates_at_lag_0_with_seeds_of_its_own():
     assert places(tuning_cells(study())) == [
         ("vcpo", 0, 1e-4, 101),
@@ -65,16 +54,6 @@ def test_a_claim_is_made_at_each_methods_own_rate():
     }
 
 
-def test_a_method_without_a_synchronous_rate_is_left_out():
-    assert {each.method for each in claims_cells(study(), {"vcpo": 1e-4})} == {"vcpo"}
-
-
-def test_claims_may_be_made_for_some_methods():
-    some = STUDY.replace("seeds: [1, 2, 3]}", "seeds: [1, 2, 3], methods: [vcpo]}")
-    cells = claims_cells(study_document(some).spec, RATES)
-    assert {each.method for each in cells} == {"vcpo"}
-
-
 def test_more_seeds_are_of_their_lags_and_methods_only():
     given = "lags: [32], methods: [plain], seeds: [7]"
     plane = plane_cells(study_document(with_more_seeds("plane", given)).spec)
@@ -82,12 +61,6 @@ def test_more_seeds_are_of_their_lags_and_methods_only():
     for cells, without in ((plane, plane_cells(study())), (claims, claims_cells(study(), RATES))):
         assert {(each.method, each.lag) for each in cells if each.seed == 7} == {("plain", 32)}
         assert [each for each in cells if each.seed != 7] == without
-
-
-def test_a_seed_that_is_given_again_makes_no_second_cell():
-    again = with_more_seeds("plane", "seeds: [2, 7]}, {lags: [32], seeds: [7]")
-    found = places(plane_cells(study_document(again).spec))
-    assert len(found) == len(set(found)) == 2 * 2 * (1 + 2 * 3)
 
 
 def test_a_cell_of_plane_and_claims_is_one_cell():
@@ -103,24 +76,6 @@ def test_a_selection_takes_some_methods_and_lags():
     found = {(each.method, each.lag) for each in plane_cells(study(), some)}
     assert found == {("plain", 32), ("plain", 128)}
     assert {each.lag for each in claims_cells(study(), RATES, some)} == {32}
-
-
-def test_the_selected_lags_leave_the_tuning_whole():
-    assert len(tuning_cells(study(), Selection(lags=frozenset({128})))) == 4
-
-
-def test_a_selection_takes_some_parts():
-    only = Selection(parts=frozenset({Part.CLAIMS}))
-    assert tuning_cells(study(), only) == plane_cells(study(), only) == []
-    assert len(claims_cells(study(), RATES, only)) == 2 * 2 * 3
-
-
-def test_a_name_says_where_the_cell_stands():
-    assert cell("plain", lag=32, seed=2, rate=1e-3).name == "plain-k32-lr0.001-s2"
-
-
-def test_the_held_out_prompts_are_those_of_the_run_in_every_cell():
-    assert {each.evaluation_seed for each in plane_cells(study())} == {0}
 
 
 @pytest.mark.parametrize(
@@ -151,17 +106,6 @@ def test_a_record_made_with_another_default_is_of_another_cell():
     assert not cell().has_settings(then)
 
 
-def test_a_field_of_a_record_that_is_gone_since_is_not_compared():
-    assert cell().has_settings({**cell().settings, "algorithm.gone": 1})
-
-
-def test_a_held_rate_is_a_setting_of_its_own():
-    held = replace(cell(), hold_rate_at_step=48)
-    assert held.has_settings(held.settings)
-    assert not held.has_settings(cell().settings)
-    assert not cell().has_settings(held.settings)
-
-
 def test_ages_are_a_setting_of_their_own():
     mixed = replace(cell(), ages=Ages(shares=(0.0, 1.0)))
     assert mixed.settings["ages"]["shares"] == [0.0, 1.0]
@@ -187,25 +131,6 @@ def test_a_sampler_that_differs_from_the_learner_is_a_setting_and_no_other_is(gr
     assert other.settings["sampler"] == setting
     assert "sampler" not in cell().settings
     assert not other.has_settings({k: v for k, v in other.settings.items() if k != "sampler"})
-
-
-def test_the_adapters_that_a_cell_trains_are_a_setting_and_no_other_is():
-    text = STUDY.replace("{name: tiny}", "{name: tiny, lora: {rank: 4}}")
-    (other, *_) = plane_cells(study_document(text).spec)
-    assert other.settings["lora"]["rank"] == 4
-    assert "lora" not in cell().settings
-    assert not other.has_settings({k: v for k, v in other.settings.items() if k != "lora"})
-
-
-def test_a_condition_has_its_seeds_at_each_of_its_lags_and_no_tuning():
-    text = STUDY.replace("  tuning: {seeds: [101]}\n", "").replace(
-        "  claims: {lags: [0, 32], seeds: [1, 2, 3]}\n", ""
-    )
-    spec = study_document(text).spec
-    # 3 lags, 2 rates, 2 methods, 2 seeds.
-    assert len(plane_cells(spec)) == 24
-    assert tuning_cells(spec) == []
-    assert claims_cells(spec, {"vcpo": 1e-4}) == []
 
 
 def test_a_method_whose_stages_changed_has_other_cells(monkeypatch):

@@ -14,7 +14,6 @@ from research.cells.sampling import Sampler
 from research.cells.versions import Version
 from tests.unit.research.echo import REPLY, EchoConversation
 from vcpo.api import VCPORunSpec
-from vcpo.wire.trajectory import FinishReason
 from vcpo_learner.model.loading import load_policy, pad_token_id, policy_tensors
 from vcpo_rollout.environments import Split, make_environment
 from vcpo_rollout.generation.environment_pool import EnvironmentFailedError
@@ -63,21 +62,6 @@ def test_the_reply_stands_between_the_turns_and_is_not_trained_on():
         assert tokenizer.decode(inserted) == REPLY
         assert len(each.rollout_logprobs) == len(each.response_token_ids) - span.num_tokens
         assert {part.policy_version for part in each.version_spans} == {3}
-
-
-def test_a_first_turn_without_an_end_is_the_last_one():
-    for each in (each for group in sampled() for each in group):
-        assert len(each.response_token_ids) <= LONGEST
-        if not each.inserted_spans:
-            assert each.finish_reason is FinishReason.LENGTH
-
-
-def test_each_prompt_has_its_group_in_order():
-    groups = sampled()
-    assert [[each.trajectory_id for each in group] for group in groups] == [
-        [f"{index}/{number}" for number in range(4)] for index in range(6)
-    ]
-    assert all(len({each.prompt_token_ids for each in group}) == 1 for group in groups)
 
 
 def test_the_same_seed_holds_the_same_conversations():

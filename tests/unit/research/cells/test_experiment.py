@@ -13,15 +13,11 @@ import torch
 from research.cells.ages import drawn_ages
 from research.cells.cell import Cell
 from research.cells.experiment import Experiment, run_cell
-from research.cells.sampling import Sampler
-from research.cells.versions import Version
 from research.study import Ages
 from tests.unit.research.echo import Echo
 from vcpo.api import VCPORunSpec
 from vcpo.api.workloads import Precision, RolloutNoise
-from vcpo_learner.model.loading import load_policy, pad_token_id, policy_tensors
-from vcpo_rollout.engines.engine import NonFiniteLogitsError
-from vcpo_rollout.environments import Split, make_environment
+from vcpo_learner.model.loading import policy_tensors
 
 TINY = str(Path(__file__).resolve().parents[4] / "examples" / "models" / "tiny")
 SPEC = VCPORunSpec.model_validate(
@@ -39,12 +35,6 @@ SPEC = VCPORunSpec.model_validate(
 
 def cell_with(lag: int) -> Cell:
     return Cell(method="vcpo", lag=lag, learning_rate=1e-3, seed=0, spec=SPEC, evaluation_seed=0)
-
-
-def test_evaluations_are_at_the_start_now_and_then_and_at_the_end():
-    record = run_cell(cell_with(0), TINY)
-    assert len(record.steps.ess_ratio) == 5
-    assert [row.step for row in record.evaluations] == [0, 2, 4, 5]
 
 
 def test_without_lag_behavior_and_target_policy_agree_in_every_step():
@@ -121,34 +111,6 @@ def test_a_policy_without_finite_logits_is_wrong_from_there_to_the_end(
     assert weightless == refused
 
 
-def test_a_model_without_finite_logits_is_an_error_and_no_record(monkeypatch):
-    break_version(monkeypatch, 0)
-    with pytest.raises(NonFiniteLogitsError, match="policy version 0"):
-        run_cell(cell_with(0), TINY)
-
-
-@pytest.fixture(scope="module")
-def groups():
-    model, tokenizer = load_policy(TINY, None)
-    sampler = Sampler(SPEC, TINY, tokenizer, pad_token_id(tokenizer))
-    sampler.use(Version(number=7, weights=policy_tensors(model)))
-    task = make_environment("sort_digits", {"digits": 5, "style": "plain"}, 0)
-    prompts = sampler.prompts(task, Split.TRAIN, [4, 9])
-    return sampler.groups(task, prompts, samples=3, temperature=1.0)
-
-
-def test_each_prompt_has_its_group(groups):
-    prompts = [{each.prompt_token_ids for each in group} for group in groups]
-    assert [len(group) for group in groups] == [3, 3]
-    assert [len(found) for found in prompts] == [1, 1]
-    assert prompts[0] != prompts[1]
-
-
-def test_every_token_is_labelled_with_the_version_that_sampled_it(groups):
-    spans = [each.version_spans for group in groups for each in group]
-    assert {span.policy_version for (span,) in spans} == {7}
-
-
 def sampled_at_step(step, ages, **group):
     """The groups of a step of a cell whose data is up to 4 versions old."""
     rollouts = (SPEC.rollouts[0].model_copy(update=group),)
@@ -183,16 +145,6 @@ def test_newer_versions_take_over_within_a_response_up_to_the_newest():
     # Version 2, 2 versions old, then 3, and 4 for the rest.
     assert [(span.policy_version, span.num_tokens) for span in spans[:2]] == [(2, 2), (3, 2)]
     assert [span.policy_version for span in spans[2:]] == [4]
-
-
-def test_versions_do_not_take_over_within_a_task_of_several_turns():
-    environment = SPEC.environment.model_copy(update=TWO_TURNS)
-    ages = Ages(shares=(1.0,), tokensPerVersion=2)
-    cell = replace(
-        cell_with(1), ages=ages, spec=SPEC.model_copy(update={"environment": environment})
-    )
-    with pytest.raises(ValueError, match=r"ages\.tokensPerVersion: the task has several turns"):
-        run_cell(cell, TINY)
 
 
 def test_a_sampler_in_bfloat16_is_near_the_learner_and_not_it():

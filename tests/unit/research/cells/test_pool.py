@@ -22,10 +22,6 @@ def test_every_cell_is_run(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {each.name for each in cells}
 
 
-def test_no_cells_are_no_work():
-    assert list(run_cells([], work.die, jobs=2)) == []
-
-
 def test_an_error_is_reported_and_the_others_go_on(tmp_path):
     task = functools.partial(work.fail_for_seed_1, tmp_path)
     found = errors(run_cells([cell(seed=1), cell(seed=2)], task, jobs=1))

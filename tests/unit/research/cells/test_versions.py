@@ -17,15 +17,6 @@ def test_step_s_is_sampled_by_version_s_minus_k_or_the_first(lag, step):
     assert versions.newest.number == step
 
 
-def test_a_version_comes_with_its_own_weights():
-    versions = Versions(1)
-    first, second, third = {}, {}, {}
-    for weights in (first, second, third):
-        versions.add(weights)
-    assert versions.since(1)[0].weights is second
-    assert versions.newest.weights is third
-
-
 @given(lag=st.integers(0, 20), step=st.integers(0, 60), limit=st.integers(0, 30))
 def test_a_lowered_lag_samples_with_a_newer_version_of_those_held(lag, step, limit):
     versions = Versions(lag)
