@@ -51,69 +51,14 @@ def run_file(tmp_path):
 
 
 class TestHelp:
-    @pytest.mark.parametrize(
-        "word",
-        [
-            "init",
-            "try",
-            "samples",
-            "validate",
-            "run",
-            "top",
-            "events",
-            "logs",
-            "report",
-            "export",
-            "--resume",
-            "Ctrl-C",
-            "schema",
-        ],
-    )
-    def test_help_teaches_the_words(self, word):
-        assert word in vcpo("--help").output
-
     def test_no_command_at_all_is_answered_with_help(self):
         assert "vcpo validate run.yaml" in vcpo().output
 
-    @pytest.mark.parametrize(
-        "command",
-        ["init", "try", "samples", "run", "validate", "report", "export", "schema"],
-    )
-    def test_every_command_has_help(self, command):
-        asked = vcpo(command, "--help")
-        assert asked.exit_code == 0
-        assert command in asked.stdout
-
 
 class TestValidate:
-    def test_a_good_file_is_summed_up_in_a_line(self, run_file):
-        checked = vcpo("validate", run_file)
-        assert (checked.exit_code, checked.stderr) == (0, "")
-        assert checked.stdout == (
-            f"{run_file}: valid. countdown: 400 steps of 16 prompts x 8 trajectories, "
-            "lag at most 12 versions.\n"
-        )
-
     def test_fields_can_be_set_beside_the_file(self, run_file):
         checked = vcpo("validate", run_file, "--set", "algorithm.maxPolicyLagSteps=3")
         assert "lag at most 3 versions" in checked.stdout
-
-    def test_what_is_seldom_wanted_is_said_beside(self, run_file):
-        run_file.write_text(RUN.replace("maxPolicyLagSteps", "method: opmd, maxPolicyLagSteps"))
-        checked = vcpo("validate", run_file)
-        assert checked.exit_code == 0
-        assert checked.stderr.startswith(
-            "warning: spec.algorithm: method 'opmd' does not correct for stale data"
-        )
-
-    def test_float32_on_the_gpu_that_a_pod_asks_for_is_warned_about(self, run_file):
-        learner = "  learner: {precision: float32, gpusPerReplica: 1}\n"
-        run_file.write_text(RUN + learner, encoding="utf-8")
-        checked = vcpo("validate", run_file)
-        assert checked.exit_code == 0
-        assert checked.stderr.startswith(
-            "warning: spec.learner.precision: 'float32' on a GPU takes"
-        )
 
     def test_a_learner_that_needs_a_gpu_and_asks_a_cluster_for_none_is_warned_about(
         self, run_file, monkeypatch
@@ -124,40 +69,9 @@ class TestValidate:
             " for GPUs: set `learner.gpusPerReplica`.\n"
         )
 
-    def test_all_problems_of_a_bad_file_are_said_at_once(self, run_file):
-        bad = RUN.replace("400", "0").replace("maxPolicyLagSteps", "lag")
-        run_file.write_text(bad, encoding="utf-8")
-        checked = vcpo("validate", run_file)
-        assert (checked.exit_code, checked.stdout) == (USER_ERROR, "")
-        assert checked.stderr.splitlines() == [
-            f"{run_file}: 2 problems",
-            "  spec.steps: Input should be greater than or equal to 1 (got 0)",
-            "  spec.algorithm.lag: unknown field; remove it or correct its spelling (got 12)",
-        ]
-
-    def test_a_missing_file_is_a_users_error(self, tmp_path):
-        checked = vcpo("validate", tmp_path / "nothing.yaml")
-        assert checked.exit_code == USER_ERROR
-        assert "cannot be read: No such file or directory" in checked.stderr
-
-    def test_what_will_be_asked_for_on_the_hub_is_said_beside(self, run_file):
-        run_file.write_text(RUN.replace("{name: m}", "{name: some/model}"), encoding="utf-8")
-        checked = vcpo("validate", run_file)
-        assert checked.exit_code == 0
-        assert checked.stderr.startswith("warning: spec.model.name: 'some/model' is no directory")
-
     def test_brackets_in_a_message_are_printed_as_they_are(self, run_file):
         run_file.write_text(RUN + "  rollouts: [{name: '[red]'}]\n", encoding="utf-8")
         assert "spec.rollouts[0].name" in vcpo("validate", run_file).stderr
-
-
-class TestExport:
-    def test_a_directory_without_a_run_is_refused_with_the_cure(self, tmp_path):
-        asked = vcpo("export", tmp_path)
-        assert asked.exit_code == USER_ERROR
-        assert asked.stderr == (
-            f"RUN_DIR: {tmp_path} has no run; give the directory that `vcpo run` printed\n"
-        )
 
 
 def complete_run(run_file, path, *, step):
@@ -256,15 +170,6 @@ class TestRun:
         assert "--resume` begins with step 1." in asked.stdout
         assert signal.getsignal(signal.SIGINT) == before
 
-    def test_a_used_directory_wants_resume(self, run_file, tmp_path):
-        used = tmp_path / "used"
-        RunDir(used).create(parse_run(RUN))
-        asked = vcpo("run", run_file, "--run-dir", used)
-        assert (asked.exit_code, asked.stdout) == (USER_ERROR, "")
-        assert asked.stderr == (
-            f"--run-dir: {used} already has a run; add --resume, or give another directory\n"
-        )
-
     def test_a_directory_with_records_and_no_spec_wants_another_one(self, run_file, tmp_path):
         (tmp_path / "metrics.jsonl").touch()
         asked = vcpo("run", run_file, "--run-dir", tmp_path)
@@ -315,15 +220,6 @@ class TestRun:
         with socket.create_server(("127.0.0.1", 0)) as server:
             yield server.getsockname()[1]
 
-    def test_a_port_in_use_is_reported_in_a_sentence(self, run_file, tmp_path, taken_port):
-        new = tmp_path / "new"
-        asked = vcpo("run", run_file, f"--run-dir={new}", f"--metrics-port={taken_port}")
-        assert asked.exit_code == USER_ERROR
-        assert asked.stderr == (
-            f"--metrics-port: cannot listen on 127.0.0.1:{taken_port} (Address already in use);"
-            " give another port, or 0 for a free one\n"
-        )
-
     def test_a_start_that_fails_leaves_no_directory_and_its_number_to_the_next(
         self, run_file, tmp_path, monkeypatch, taken_port
     ):
@@ -354,13 +250,6 @@ class TestRun:
         )
         assert asked.exit_code == USER_ERROR
         assert files() == before
-
-    def test_a_machine_that_lacks_the_model_starts_nothing(self, run_file, tmp_path):
-        run_file.write_text(RUN.replace("{name: m}", "{name: ./n}"), encoding="utf-8")
-        asked = vcpo("run", run_file, "--run-dir", tmp_path / "new")
-        assert asked.exit_code == USER_ERROR
-        assert "spec.model.name: is no directory" in asked.stderr
-        assert not (tmp_path / "new").exists()
 
     @pytest.mark.parametrize("content", [None, [], ["notes.txt"], ["metrics.jsonl"]], ids=str)
     def test_resume_wants_the_directory_of_a_run_and_makes_none(
@@ -403,24 +292,6 @@ class TestRun:
             "hf",
         )
         assert told.startswith("warning: spec.rollouts[0].engine: 'hf' is used, because vLLM")
-
-    def test_missing_packages_hide_no_problem_of_the_machine(self, run_file, monkeypatch):
-        run_file.write_text(RUN.replace("{name: m}", "{name: ./n}"), encoding="utf-8")
-        monkeypatch.setattr("vcpo.cli.run_file.check_installed", refuse_to_start)
-        told = vcpo("run", run_file).stderr.splitlines()
-        assert told[:2] == ["started", f"{run_file}: 1 problem"]
-        assert told[2].startswith("  spec.model.name: is no directory ")
-
-    def test_resume_wants_a_directory(self, run_file):
-        asked = vcpo("run", run_file, "--resume")
-        assert asked.exit_code == USER_ERROR
-        assert asked.stderr.startswith("--resume: needs --run-dir")
-
-    def test_a_bad_file_starts_nothing(self, tmp_path):
-        (tmp_path / "run.yaml").write_text("{}", encoding="utf-8")
-        asked = vcpo("run", tmp_path / "run.yaml", "--run-dir", tmp_path / "new")
-        assert asked.exit_code == USER_ERROR
-        assert not (tmp_path / "new").exists()
 
 
 def test_the_schema_is_printed_as_json():

@@ -69,10 +69,3 @@ def test_a_part_without_a_log_is_an_error_that_names_those_with_one(run_dir):
     ended = vcpo("logs", run_dir, "--part", "lerner")
     assert ended.exit_code == USER_ERROR
     assert "no process 'lerner' has a log; those that have: learner, main-0" in ended.stderr
-
-
-@pytest.mark.parametrize("command", ["events", "logs"])
-def test_a_directory_without_a_run_is_refused(command, tmp_path):
-    ended = vcpo(command, tmp_path / "nowhere")
-    assert ended.exit_code == USER_ERROR
-    assert "has no run; give the directory that `vcpo run` printed" in ended.stderr

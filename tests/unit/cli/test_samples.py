@@ -64,11 +64,6 @@ class TestTry:
         assert "prompt 0 failed: " in tried.stderr
         assert not [each for each in run_file.parent.iterdir() if each.name in {"runs", "samples"}]
 
-    def test_what_must_be_corrected_is_named_with_its_field(self, run_file):
-        refused = vcpo("try", run_file, "--set", "environment.name=own_task:Tusk")
-        assert refused.exit_code == 2
-        assert refused.stderr.startswith("environment.name: 'own_task:Tusk' cannot be imported")
-
     def test_facts_are_counted_by_group_and_by_answer(self):
         answers = [
             make_sample(prompt_index=0, reward=1.0, group_rewards=(1.0, 0.0), prompt_tokens=5),
@@ -89,13 +84,6 @@ class TestTry:
         assert facts.prompt_tokens_mean == pytest.approx((5 + 11 + 7) / 3)
         assert (facts.prompt_tokens_max, facts.response_tokens_max) == (11, 10)
         assert list(facts.advice()) == []
-
-    def test_a_run_that_cannot_learn_is_told_so_with_the_cure(self):
-        answer = make_sample(group_rewards=(0.0, 0.0), finish_reason="length")
-        no_lesson, cut = TrialFacts.of([answer, answer], seconds=1.0).advice()
-        assert no_lesson.startswith("no group teaches: ")
-        assert "batch.trajectoriesPerPrompt" in no_lesson
-        assert cut.startswith("100% of the answers are cut before they end. Cure: a larger samp")
 
 
 class TestSamples:

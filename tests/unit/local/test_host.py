@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import time
-import urllib.request
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
@@ -43,14 +42,6 @@ def one_gpu(tmp_path, monkeypatch) -> None:
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-
-
-@pytest.mark.usefixtures("one_gpu")
-async def test_who_gets_which_gpu_is_said(fixture):
-    fixture.start()
-    await fixture.until(lambda: fixture.events("Gpus"))
-    (said,) = fixture.events("Gpus")
-    assert said.startswith("learner on GPU 0, rollout workers on GPU 0: they share its memory, ")
 
 
 async def test_a_learner_killed_while_it_starts_is_started_again(fixture):
@@ -202,14 +193,6 @@ async def test_a_learner_is_told_why_it_is_throttled(fixture):
     told = fixture.switch.with_suffix(".throttled")
     await fixture.until(lambda: told.exists() and told.read_text())
     assert told.read_text() == "the ESS ratio is 5.0% of the on-policy ratio"
-
-
-async def test_the_hosts_metrics_are_where_the_first_event_says(fixture):
-    fixture.start()
-    await fixture.until(lambda: fixture.events("MetricsServed"))
-    (url,) = fixture.events("MetricsServed")
-    with await asyncio.to_thread(urllib.request.urlopen, url) as response:
-        assert b"vcpo_build_info" in response.read()
 
 
 async def test_the_host_exports_what_it_knows_of_the_run(fixture):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from vcpo.api import SpecError, VCPORun, load_run, parse_run, run_to_yaml
+from vcpo.api import VCPORun, load_run, parse_run
 from vcpo.local.external_commands import ExportOptions
 from vcpo.local.run_dir import RunDir, new_run_dir
 from vcpo.records.journal import METRICS_FILE
@@ -35,19 +35,10 @@ def run_of(model: str = "models/tiny") -> VCPORun:
     """)
 
 
-def test_a_directory_that_is_not_there_is_not_used(tmp_path):
-    assert not RunDir(tmp_path / "r").is_used
-
-
 @pytest.mark.parametrize("record", ["spec.yaml", METRICS_FILE])
 def test_a_record_makes_a_directory_used(tmp_path, record):
     (tmp_path / record).touch()
     assert RunDir(tmp_path).is_used
-
-
-def test_other_files_do_not_make_a_directory_used(tmp_path):
-    (tmp_path / "notes.txt").touch()
-    assert not RunDir(tmp_path).is_used
 
 
 def test_a_created_directory_holds_the_run(tmp_path):
@@ -67,15 +58,6 @@ def test_a_run_that_goes_on_keeps_the_day_on_which_it_began(tmp_path):
     assert (again.start_date, again.spec.model.name) == (began, "models/other")
 
 
-def test_a_day_that_is_none_is_refused_with_field_and_cure():
-    run = run_to_yaml(run_of()).replace(
-        "annotations: {}", "annotations: {vcpo.dev/start-date: now}"
-    )
-    said = r"metadata\.annotations\.vcpo\.dev/start-date: must be a day, as YYYY-MM-DD"
-    with pytest.raises(SpecError, match=said):
-        parse_run(run)
-
-
 def test_a_created_directory_forgets_processes_of_an_earlier_host(tmp_path):
     directory = RunDir(tmp_path)
     directory.create(run_of())
@@ -84,16 +66,6 @@ def test_a_created_directory_forgets_processes_of_an_earlier_host(tmp_path):
     directory.create(run_of())
     assert not directory.ready_file("learner").exists()
     assert directory.log("learner").exists()
-
-
-def test_each_process_has_its_own_files(tmp_path):
-    directory = RunDir(tmp_path)
-    assert directory.log("main-0") == tmp_path / "logs" / "main-0.log"
-    assert directory.ready_file("main-0") == tmp_path / "processes" / "main-0.json"
-
-
-def test_directories_are_numbered_from_one(tmp_path):
-    assert new_run_dir("r", tmp_path / "runs").path == tmp_path / "runs" / "r-001"
 
 
 def test_a_number_in_use_is_passed_over(tmp_path):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-import sys
 from pathlib import Path
 from typing import ClassVar
 
@@ -16,10 +15,7 @@ from vcpo.api.run import RUN_FOLDER_ANNOTATION
 from vcpo.local import preflight
 from vcpo.local.models import context_tokens, hub_problems, model_problems
 from vcpo.local.preflight import (
-    RUN_MODULES,
     MachineFindings,
-    MissingPackagesError,
-    check_installed,
     inspect_machine,
     machine_warnings,
     with_local_paths,
@@ -99,16 +95,6 @@ class TestLocalPaths:
 
 
 class TestModels:
-    def test_a_model_directory_needs_no_word(self, tmp_path):
-        write_model(tmp_path / "models" / "tiny")
-        assert of_model(run_of(), tmp_path) == []
-
-    @pytest.mark.parametrize("name", ["./tiny", "../tiny", "/nowhere/tiny", "a/b/c"])
-    def test_a_missing_path_is_refused_with_the_place_that_was_searched(self, tmp_path, name):
-        (problem,) = of_model(run_of(name), tmp_path)
-        looked_at = (tmp_path / name).resolve()
-        assert problem.startswith(f"spec.model.name: is no directory (checked {looked_at})")
-
     def test_a_url_whose_package_is_missing_is_named_with_the_command(self):
         (problem,) = map(str, model_problems(run_of("s3://bucket/models/tiny")))
         assert "spec.model.name: needs the package s3fs; pip install s3fs" in problem
@@ -130,12 +116,6 @@ class TestModels:
             " folder has tiny (got 'models/tinny')"
         )
 
-    def test_what_may_be_on_the_hub_is_said_to_be_asked_for_there(self, tmp_path):
-        run = with_local_paths(run_of("Qwen/Qwen3-0.6B"), tmp_path / "run.yaml")
-        assert list(model_problems(run)) == []
-        (warning,) = machine_warnings(run)
-        assert "'Qwen/Qwen3-0.6B' is no directory beside the file" in warning
-
     def test_with_downloads_switched_off_a_model_must_be_in_the_cache(
         self, tmp_path, monkeypatch, hub_cache
     ):
@@ -148,11 +128,6 @@ class TestModels:
         (repository / "refs" / "main").write_text("abc")
         assert of_model(run_of("Qwen/Qwen3-0.6B"), tmp_path) == []
         assert list(machine_warnings(run_of("Qwen/Qwen3-0.6B"))) == []
-
-    def test_a_directory_that_is_no_models_is_refused(self, tmp_path):
-        (write_model(tmp_path / "m") / "config.json").unlink()
-        (problem,) = of_model(run_of("m"), tmp_path)
-        assert problem.startswith("spec.model.name: has no readable config.json")
 
     @pytest.mark.parametrize(
         ("name", "content"),
@@ -230,9 +205,6 @@ class TestLongRope:
         assert of_model(run, tmp_path) == ([problem] if fault else [])
 
 
-SPEC = "model: {name: m}, environment: {name: countdown}, steps: 3"
-
-
 class TestEnvironments:
     @pytest.fixture
     def folder(self, tmp_path):
@@ -305,15 +277,6 @@ class TestEnvironments:
                 for line in found.warnings
             )
 
-    def test_one_that_raises_at_once_is_named_with_the_call_and_the_line(self, folder):
-        (folder / "raising.py").write_text(OWN_CLASS.replace("return 0.0", "return prompt.rewart"))
-        environment = "{name: 'raising:Echo', parameters: {word: ho}}"
-        (problem,) = problems_of(run_of(environment=environment), folder)
-        assert problem == (
-            "spec.environment.name: Echo.reward(prompt, response) raised AttributeError: 'Prompt'"
-            f" object has no attribute 'rewart' ({folder}/raising.py:7); correct the class"
-        )
-
     def test_a_shipped_one_is_tried_as_well(self, folder):
         run = run_of(environment="{name: countdown, parameters: {numbers: [9, 3]}}")
         (problem,) = problems_of(run, folder)
@@ -340,27 +303,6 @@ class TestEnvironments:
         (warning,) = found.warnings
         assert warning.startswith("spec.environment.parameters.path: not tried to the end: ")
         assert "ffline" in warning
-
-    def test_one_that_does_not_come_to_an_end_is_a_warning(self, folder, monkeypatch):
-        monkeypatch.setattr("vcpo.local.preflight._TRIAL_TIMEOUT_S", 0.1)
-        *_, warning = findings_of(run_of(), folder).warnings
-        assert warning == (
-            "spec.environment.name: 'countdown': its trial took longer than 0.1 s and was ended, so"
-            " nothing is known of its calls; look at what it loads"
-        )
-
-    def test_problems_of_model_and_environment_are_reported_together(self, folder):
-        problems = problems_of(run_of("./none", environment="{name: 'none:None'}"), folder)
-        fields = [problem.partition(":")[0] for problem in problems]
-        assert fields == ["spec.model.name", "spec.environment.name"]
-
-
-def test_what_is_not_installed_is_named_with_the_cure(monkeypatch):
-    monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(
-        MissingPackagesError, match=r"not installed here: torch\. Cure: pip install"
-    ):
-        check_installed(RUN_MODULES)
 
 
 class TestRanks:

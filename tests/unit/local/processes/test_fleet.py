@@ -39,19 +39,6 @@ def keys_of(process):
 
 
 class TestCommands:
-    def test_the_learner_is_given_its_address_and_its_folder(self, fleet, run_dir, monkeypatch):
-        monkeypatch.setenv("EXIT", "0")
-        arguments = read_launch(fleet.start_learner(resume=False)[0])["arguments"]
-        assert arguments == [
-            str(run_dir.spec),
-            "--listen=127.0.0.1:0",
-            "--metrics-listen=127.0.0.1:0",
-            f"--run-dir={run_dir.path}",
-            "--drained-status=75",
-            f"--ready-file={run_dir.ready_file('learner')}",
-            "--exit-with-parent",
-        ]
-
     @pytest.mark.usefixtures("fleet")  # for its fake processes
     def test_the_learner_runs_the_module_that_the_host_was_given(self, run_dir, monkeypatch):
         monkeypatch.setenv("EXIT", "0")
@@ -98,14 +85,6 @@ class TestCommands:
             each.close_stdin()
         assert shown == ["0", "1", "2"]
 
-    def test_nothing_draws_bars_into_a_log_unless_the_user_says_so(self, fleet, monkeypatch):
-        monkeypatch.setenv("EXIT", "0")
-        monkeypatch.setenv("TQDM_DISABLE", "0")
-        monkeypatch.delenv("HF_HUB_DISABLE_PROGRESS_BARS", raising=False)
-        environment = read_launch(fleet.start_learner(resume=False)[0])["environment"]
-        assert environment["HF_HUB_DISABLE_PROGRESS_BARS"] == "1"
-        assert environment["TQDM_DISABLE"] == "0"
-
     def test_threads_are_those_of_the_run(self, fleet, monkeypatch):
         monkeypatch.setenv("EXIT", "0")
         fleet.scale({"main": 1, "other": 1}, 7600, {})
@@ -131,11 +110,6 @@ class TestScaling:
         fleet.scale({"main": 1}, 7600, {"main-0": 3, "main-1": 9})
         assert names(fleet.workers["main"]) == ["main-1"]
 
-    def test_a_worker_on_its_way_out_is_still_a_child(self, fleet):
-        fleet.scale({"main": 1}, 7600, {})
-        fleet.scale({"main": 0}, 7600, {})
-        assert names(fleet.children) == ["main-0"]
-
     def test_a_worker_that_was_asked_to_leave_is_not_lost(self, fleet):
         fleet.scale({"main": 1}, 7600, {})
         (leaving,) = fleet.children
@@ -152,11 +126,6 @@ class TestScaling:
 
 
 class TestReaping:
-    def test_those_that_run_are_kept(self, fleet):
-        fleet.scale({"main": 2}, 7600, {})
-        assert fleet.reap() == []
-        assert names(fleet.workers["main"]) == ["main-0", "main-1"]
-
     def test_a_worker_that_failed_is_lost_once(self, fleet, monkeypatch):
         start_dying_worker(fleet, 1, monkeypatch)
         assert [lost.child.name for lost in fleet.reap()] == ["main-0"]
@@ -166,11 +135,6 @@ class TestReaping:
         start_dying_worker(fleet, 0, monkeypatch)
         assert fleet.reap() == []
         assert fleet.children == []
-
-    def test_nothing_of_a_forgotten_worker_stays_open(self, fleet, monkeypatch):
-        worker = start_dying_worker(fleet, 0, monkeypatch)
-        fleet.reap()
-        assert worker.process.stdin.closed
 
     def test_what_the_user_must_put_right_ends_the_run_with_the_reason(self, fleet, monkeypatch):
         start_dying_worker(fleet, 2, monkeypatch)
@@ -228,17 +192,6 @@ class TestEnding:
         children += fleet.workers["main"]
         await fleet.stop(TIMEOUT_S)
         assert [child.exit_code for child in children] == [-signal.SIGTERM] * 3
-
-    def test_killing_spares_nobody(self, fleet):
-        fleet.start_learner(resume=False)
-        fleet.scale({"main": 1}, 7600, {})
-        fleet.kill()
-        assert [wait_for_end(child).exit_code for child in fleet.children] == [-signal.SIGKILL] * 2
-
-    async def test_a_learner_that_ends_is_waited_for(self, fleet, monkeypatch):
-        monkeypatch.setenv("EXIT", "0")
-        fleet.start_learner(resume=False)
-        assert await fleet.wait_for_learner(TIMEOUT_S)
 
     async def test_a_learner_that_does_not_end_in_time_is_reported(self, fleet):
         fleet.start_learner(resume=False)

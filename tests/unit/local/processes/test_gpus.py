@@ -68,12 +68,6 @@ def test_with_a_second_gpu_the_learner_has_its_own_and_workers_are_spread(num_gp
         assert "share" not in plan.description
 
 
-@given(num_gpus=counts, max_workers=counts)
-def test_sharing_is_said_with_the_numbers(num_gpus, max_workers):
-    plan = plan_gpus(gpus(num_gpus), max_workers=max_workers)
-    assert ("share" in plan.description) == (max_workers > num_gpus - 1)
-
-
 @given(num_gpus=counts, max_workers=counts, num_ranks=st.integers(min_value=2, max_value=16))
 def test_several_ranks_have_a_gpu_each_that_no_worker_uses(num_gpus, max_workers, num_ranks):
     try:
@@ -142,20 +136,6 @@ def test_one_gpu_is_shared_by_all():
         "learner on GPU 0, rollout workers on GPU 0: they share its memory, 0.60 for the learner"
         " and 0.15 for each of 2 workers; with a lower maxReplicas each gets more"
     )
-
-
-def test_more_workers_than_gpus_are_reported_with_the_cure():
-    plan = plan_gpus(gpus(3), max_workers=4)
-    assert plan.workers[0].memory_ratio == pytest.approx(0.45)
-    assert plan.description == (
-        "learner on GPU 0, rollout workers on GPU 1, 2: up to 4 workers share 2, 0.45 of its memory"
-        " each; to give each its own, set the groups' maxReplicas to 2 together"
-    )
-
-
-def test_without_a_gpu_no_process_is_assigned_one():
-    plan = plan_gpus([], max_workers=4)
-    assert (plan.learner, plan.share_for_next_worker({}), plan.description) == (None, None, "")
 
 
 def test_gpus_are_read_as_the_driver_prints_them():

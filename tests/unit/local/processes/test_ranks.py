@@ -14,7 +14,7 @@ from vcpo.local.processes.child import ChildProcess
 from vcpo.local.processes.fleet import Fleet, RunFailedError
 from vcpo.local.processes.gpus import Gpu
 from vcpo.local.processes.learner import LearnerProcess
-from vcpo.local.processes.ranks import first_failure, free_port, rank_name, rank_variables
+from vcpo.local.processes.ranks import first_failure, rank_variables
 from vcpo.service.lifecycle import CANNOT_START, DRAINED, RANK_LOST
 
 LIMITS = RunLimits(pending_s=None, startup_s=1800, active_s=None, max_learner_restarts=2)
@@ -48,18 +48,6 @@ def ended(*exit_codes, hung=None):
     ]
 
 
-def test_a_single_rank_is_told_nothing_about_ranks():
-    assert rank_variables(0, num_ranks=1, port=0) == {}
-
-
-def test_ranks_are_named_after_the_learner():
-    assert [rank_name(rank) for rank in range(3)] == ["learner", "learner-1", "learner-2"]
-
-
-def test_a_free_port_is_one_that_can_be_listened_on():
-    assert 0 < free_port() <= 65_535
-
-
 def test_each_rank_is_told_its_place_and_one_port_to_meet_at(group, monkeypatch):
     monkeypatch.setenv("EXIT", "0")
     launches = [
@@ -82,12 +70,6 @@ def test_each_rank_is_told_its_place_and_one_port_to_meet_at(group, monkeypatch)
         for each in launches
     ]
     assert arguments[0] == arguments[1]
-
-
-def test_each_rank_writes_its_own_log(group, run_dir, monkeypatch):
-    monkeypatch.setenv("EXIT", "0")
-    logs = [child.log for child in group.start_learner(resume=False)]
-    assert logs == [run_dir.log("learner"), run_dir.log("learner-1")]
 
 
 @pytest.mark.usefixtures("fleet")  # for its fake processes

@@ -7,7 +7,7 @@ import pytest
 from tests.fixtures.signals import signals_message
 from vcpo.api import parse_run
 from vcpo.learner_control import run_signals
-from vcpo.local.terminal.run_view import EventFeed, RunView, is_shown, run_view
+from vcpo.local.terminal.run_view import EventFeed, RunView, run_view
 from vcpo.records.journal import EventRecord, EventTail, Journal
 from vcpo.wire.v1 import control_pb2, work_pb2
 
@@ -83,12 +83,6 @@ def test_what_the_host_wrote_itself_is_not_shown_again(feed, journal):
     assert feed.new_lines() == []
 
 
-def test_every_throttle_is_shown(feed, journal):
-    for number in range(5):
-        journal.event(event(f"number {number}", kind="Throttled"))
-    assert feed.new_lines() == [f"Throttled: number {number}" for number in range(5)]
-
-
 def test_repeated_events_are_counted_rather_than_shown(feed, journal):
     for number in range(1, 13):
         journal.event(event(f"step {number}"))
@@ -98,16 +92,3 @@ def test_repeated_events_are_counted_rather_than_shown(feed, journal):
         "StepSkipped: step 3",
         "StepSkipped: step 10 (10 of these so far)",
     ]
-
-
-def test_a_kind_that_is_rare_is_shown_beside_one_that_is_not(feed, journal):
-    for number in range(50):
-        journal.event(event(f"step {number}"))
-    feed.new_lines()
-    journal.event(event("dead", kind="CollapseWarning"))
-    assert feed.new_lines() == ["CollapseWarning: dead"]
-
-
-def test_the_first_three_and_every_power_of_ten_are_worth_showing():
-    shown = [number for number in range(1, 100_001) if is_shown(number)]
-    assert shown == [1, 2, 3, 10, 100, 1000, 10_000, 100_000]

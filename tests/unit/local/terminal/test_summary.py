@@ -67,33 +67,6 @@ def test_the_number_of_parameters_is_that_of_the_model_that_the_run_left(summary
     assert run_summary(tmp_path, Ending.COMPLETE)["model_parameters"] == 12
 
 
-def test_workers_are_the_most_there_were(summary):
-    assert summary["workers"] == 3
-
-
-def test_trajectories_are_those_of_the_last_step(summary):
-    assert summary["trajectories"] == {
-        "leased": 128,
-        "consumed": 112,
-        "dropped": {"stale": 2},
-        "in_flight": 10,
-        "buffered": 4,
-    }
-
-
-def test_the_ranks_are_those_of_the_last_step(summary):
-    assert summary["ranks"] == 2
-
-
-def test_versions_that_workers_took_are_those_up_to_the_last_step(summary):
-    assert summary["weight_updates_in_flight"] == 5
-    assert (summary["adapter_swaps"], summary["merged"]) == (9, 4)
-
-
-def test_a_run_without_a_collapse_says_so(summary):
-    assert (summary["state"], summary["collapse"]) == ("complete", None)
-
-
 def test_a_collapse_is_told_in_numbers(tmp_path):
     journal = Journal(tmp_path)
     journal.step(replace(STEP, warning_score=0.7))
@@ -107,10 +80,6 @@ def test_a_collapse_is_told_in_numbers(tmp_path):
         "share_of_best_at_end": 0.25,
         "recovered": False,
     }
-
-
-def test_the_report_lies_in_the_runs_directory(summary, tmp_path):
-    assert summary["report"] == str(tmp_path / "report.html")
 
 
 def test_a_run_without_records_has_an_empty_summary(tmp_path):
@@ -131,11 +100,6 @@ def test_each_prompt_has_its_first_and_its_last_answer_and_a_terminal_obeys_none
         "    before  five [2J  (reward 0)",
         "    after   4</s>  (reward 1)",
     ]
-
-
-def test_a_run_of_one_evaluation_shows_none(tmp_path):
-    write_answers(tmp_path, 0, [FIRST])
-    assert list(answer_lines(tmp_path)) == []
 
 
 @pytest.mark.parametrize(
@@ -159,9 +123,3 @@ def test_the_notice_says_what_a_resume_and_an_export_would_find(
     assert "`vcpo run run.yaml --run-dir runs/r-001 --resume`" in first
     assert resumes in first
     assert exports in second
-
-
-def test_paths_with_spaces_are_quoted():
-    notice = interruption_notice(Path("a b.yaml"), Path("r 1"), checkpoint_step=1, last_step=1)
-    assert "`vcpo run 'a b.yaml' --run-dir 'r 1' --resume`" in notice
-    assert "`vcpo export 'r 1'`" in notice
