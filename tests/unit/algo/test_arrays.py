@@ -104,14 +104,6 @@ def test_a_batch_may_be_an_array_of_two_dimensions(hold, scope):
     assert batch_advantages(hold(rewards), Baseline.OPOB, scope, hold(norms)) == plain
 
 
-def test_groups_of_different_sizes_may_be_a_list_of_tensors():
-    groups = [torch.tensor([1.0, 0.0]), torch.tensor([1.0, 1.0, 0.0, 0.0])]
-    assert batch_advantages(groups, Baseline.GROUP_MEAN) == [
-        [0.5, -0.5],
-        [0.5, 0.5, -0.5, -0.5],
-    ]
-
-
 def test_a_float32_reward_keeps_its_exact_value():
     tenth = np.float32(0.1)
     assert mean_baseline(torch.tensor([0.1, 0.1])) == float(tenth) != 0.1
@@ -129,22 +121,6 @@ def test_rows_where_one_dimension_is_due_are_refused_by_name(hold):
         advantages(hold([[1.0, 0.0]]), Baseline.GROUP_MEAN)
 
 
-@pytest.mark.parametrize("one", [1.0, np.float32(1.0), torch.tensor(1.0)], ids=repr)
-def test_a_single_number_where_a_row_is_due_is_refused_by_name(one):
-    with pytest.raises(ValueError, match="log_weights is a single number: give one dimension"):
-        ess_ratio(one)
-
-
-def test_one_row_where_groups_are_due_is_refused_by_name():
-    with pytest.raises(ValueError, match=r"groups\[0\] is a single number"):
-        batch_advantages(torch.tensor([1.0, 0.0]), Baseline.GROUP_MEAN)
-
-
 def test_a_length_is_a_whole_number():
     with pytest.raises(ValueError, match=r"num_tokens\[0\] is 2.5: give a whole number"):
         ess_unit(EssKind.TOKEN, torch.tensor([2.5]), None)
-
-
-def test_an_empty_array_is_refused_as_an_empty_list_is():
-    with pytest.raises(ValueError, match="log_weights is empty"):
-        ess_ratio(np.array([]))

@@ -42,18 +42,6 @@ def test_a_run_with_minimum_zero_starts_with_one_worker():
     assert ControlState.start(bounds, now_s=0.0).fleet.replicas == {"main": 1, "spot": 0}
 
 
-def test_a_restarted_loop_takes_over_what_is_there():
-    state = ControlState.start(DEFAULTS, now_s=5.0, replicas={"main": 6}, lag_limit_steps=2)
-    decision, _ = decide(DEFAULTS, state, None, 5.0)
-    assert (decision.replicas, decision.lag_limit_steps) == ({"main": 6}, 2)
-
-
-def test_what_a_restarted_loop_takes_over_is_fitted_to_the_limits():
-    state = ControlState.start(DEFAULTS, now_s=0.0, replicas={"main": 99}, lag_limit_steps=99)
-    assert state.throttle.lag_limit_steps == 8
-    assert state.fleet.replicas == {"main": 8}
-
-
 @pytest.mark.parametrize(
     ("seen", "reason"),
     [
@@ -100,21 +88,6 @@ def test_why_the_limit_is_what_it_is_is_known_until_it_changes_again():
         assert (later.changes, later.last_lag_change) == ((), decision.changes[0])
 
 
-def test_before_the_first_change_there_is_no_reason():
-    decision, _ = decide(DEFAULTS, STATE, signals(), NOW_S)
-    assert (decision.last_lag_change, decision.lag_reason) == (None, "")
-
-
-def test_an_ess_near_its_floor_leaves_no_room_for_workers():
-    # 0.1 / 0.8 is 12.5 % of the on-policy ratio: above the floor of 10 %, below the healthy 15 %.
-    assert reasons_of(starving_signals(ess_ratio_mean=0.1))[2] is Reason.ESS_LOW
-
-
-def test_a_saturated_run_shrinks():
-    decision, _ = decide(DEFAULTS, STATE, saturated_signals(), NOW_S)
-    assert (decision.direction, decision.replicas) == (Direction.DOWN, {"main": 1})
-
-
 def test_a_tightened_lag_counts_at_once_for_what_workers_could_still_get():
     # 4 -> 2 admits 3 batches of 16; 44 out are 0.92 of them but 0.55 of the former 5 batches.
     seen = starving_signals(ess_ratio_mean=0.04, in_flight=44)
@@ -133,22 +106,6 @@ def test_a_tightened_lag_counts_at_once_for_what_workers_could_still_get():
 def test_ess_condition_says(ess_ratio, lag, reason):
     state = dataclasses.replace(STATE, throttle=ThrottleState(lag_limit_steps=lag))
     assert reasons_of(signals(ess_ratio_mean=ess_ratio), state)[1] is reason
-
-
-@pytest.mark.parametrize(
-    ("level", "reason"),
-    [
-        pytest.param(None, Reason.NO_STEP_YET, id="no step since the start"),
-        (WarningLevel.OK, Reason.OK),
-        (WarningLevel.WARN, Reason.WARN),
-        (WarningLevel.CRITICAL, Reason.CRITICAL),
-        (WarningLevel.DEAD, Reason.DEAD),
-    ],
-)
-def test_the_early_warning_is_the_reason_of_stable(level, reason):
-    seen = signals(step=0) if level is None else signals(warning_level=level)
-    decision, _ = decide(DEFAULTS, STATE, seen, NOW_S)
-    assert decision.condition(ConditionType.STABLE).reason is reason
 
 
 @pytest.mark.parametrize(
@@ -219,16 +176,6 @@ def test_a_critical_warning_throttles_with_its_score_and_step_as_the_reason(leve
     assert (decision.lag_limit_steps, state.last_lag_change) == (0, change)
 
 
-def test_the_reason_is_the_same_if_the_learner_has_throttled_itself_before_the_look():
-    seen = signals(
-        step=12, warning_level=WarningLevel.CRITICAL, warning_score=0.7, lag_limit_steps=0
-    )
-    (change,) = decide(DEFAULTS, STATE, seen, NOW_S)[0].changes
-    assert change.sentence == (
-        "Lag limit 4 -> 0 versions: early warning critical (score 0.70) at step 12."
-    )
-
-
 def test_a_warning_that_came_and_went_between_two_looks_is_followed():
     seen = signals(step=60, warning_level=WarningLevel.OK, lag_limit_steps=0)
     decision, _ = decide(DEFAULTS, STATE, seen, NOW_S)
@@ -257,8 +204,3 @@ def test_a_fall_by_the_ess_is_not_put_down_to_a_warning_that_the_spec_ignores():
     assert change.sentence == (
         "Lag limit 4 -> 2 versions: the ESS ratio is 5.0% of the on-policy ratio."
     )
-
-
-def test_a_critical_run_gets_no_more_workers():
-    seen = starving_signals(step=12, warning_level=WarningLevel.CRITICAL, warning_score=0.7)
-    assert decide(DEFAULTS, STATE, seen, NOW_S)[0].direction is not Direction.UP

@@ -207,9 +207,3 @@ def test_a_fleet_settles_near_what_the_learner_needs(needed, settled):
         decision = plant.advance()
     # The dead band leaves a learner alone that waits less than 30 % of the time.
     assert 0.6 * settled <= decision.replicas["main"] <= 1.15 * settled
-
-
-def test_a_learner_that_needs_one_and_a_half_workers_keeps_two():
-    plant = Plant(limits(("main", 1, 8)), 1.5)
-    sizes = [plant.advance().replicas["main"] for _ in range(1400)]
-    assert sizes[100:] == [2] * 1300

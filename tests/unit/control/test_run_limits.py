@@ -97,12 +97,6 @@ def test_a_deadline_is_exceeded_from_the_next_deadline_on(limits, times, now_s):
     assert is_exceeded is (deadline_s is not None and now_s >= deadline_s)
 
 
-@given(limits, times, st.integers(min_value=1_000, max_value=20_000), st.integers(0, 1_000))
-def test_a_deadline_that_is_exceeded_stays_so(limits, times, now_s, later_s):
-    if exceeded_deadline(limits, times, now_s) is not None:
-        assert exceeded_deadline(limits, times, now_s + later_s) is not None
-
-
 # The hosts: each is given the same facts and must say the same.
 
 

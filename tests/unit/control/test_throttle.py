@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.control.plant import signals
-from vcpo.control.signals import WINDOW_STEPS
 from vcpo.control.throttle import (
     PROBE_STEPS,
     EssHealth,
@@ -66,22 +63,6 @@ def test_one_step_below_the_floor_restarts_the_recovery():
     throttle = after(ThrottleState(lag_limit_steps=0), *healths)
     assert throttle.lag_limit_steps == 0
     assert after(throttle, EssHealth.NEAR_FLOOR, start=100).lag_limit_steps == 1
-
-
-def test_healthy_steps_count_ten_times_as_much_as_those_near_the_floor():
-    healths = [EssHealth.NEAR_FLOOR] * 10 + [EssHealth.HEALTHY] * 4
-    assert after(ThrottleState(lag_limit_steps=0), *healths).lag_limit_steps == 1
-
-
-def test_a_run_that_admits_only_fresh_data_by_its_spec_stays_at_zero():
-    throttle = after(ThrottleState(lag_limit_steps=0), *[EssHealth.NEAR_FLOOR] * 60, most=0)
-    assert throttle == ThrottleState(lag_limit_steps=0, judged_step=60)
-
-
-def test_a_second_decision_on_the_same_step_changes_nothing():
-    once = after(ThrottleState(lag_limit_steps=8), EssHealth.BELOW_FLOOR, start=7)
-    assert after(once, EssHealth.BELOW_FLOOR, start=7) == once
-    assert once.lag_limit_steps == 4
 
 
 @pytest.mark.parametrize(("healthy_steps", "lag"), [(4, 2), (5, 3), (9, 3), (10, 4), (100, 8)])
@@ -218,42 +199,6 @@ def limits_after(throttle: ThrottleState, healths: list[EssHealth]) -> list[int]
 
 
 @settings(deadline=None)
-@given(throttles(), st.integers(1, 60), st.integers(1, 12))
-def test_from_one_state_a_lower_ess_never_leads_to_the_larger_limit(throttle, step, most):
-    throttle = throttle.clamp(most)
-    lags = [
-        next_throttle(throttle, health=health, step=step, max_policy_lag_steps=most).lag_limit_steps
-        for health in HEALTHS
-    ]
-    assert lags == sorted(lags)
-
-
-@settings(deadline=None)
-@given(throttles(), st.sampled_from(EssHealth), st.integers(0, 60), st.integers(1, 12))
-def test_from_one_state_a_warning_never_leads_to_the_larger_limit(throttle, health, step, most):
-    throttle = throttle.clamp(most)
-    lags = [
-        next_throttle(
-            throttle, health=health, is_warned=is_warned, step=step, max_policy_lag_steps=most
-        ).lag_limit_steps
-        for is_warned in (False, True)
-    ]
-    assert lags == sorted(lags, reverse=True)
-
-
-@settings(deadline=None)
-@given(throttles(), st.sampled_from(EssHealth), st.booleans(), st.integers(0, 60))
-def test_a_second_look_at_the_same_step_changes_nothing(throttle, health, is_warned, step):
-    once = next_throttle(
-        throttle, health=health, is_warned=is_warned, step=step, max_policy_lag_steps=12
-    )
-    again = next_throttle(
-        once, health=health, is_warned=is_warned, step=step, max_policy_lag_steps=12
-    )
-    assert again == once
-
-
-@settings(deadline=None)
 @given(
     throttles(),
     st.lists(st.booleans(), max_size=30),
@@ -285,42 +230,3 @@ def test_a_run_that_is_never_below_the_floor_never_has_the_smaller_limit(start, 
     throttle = ThrottleState(lag_limit_steps=start)
     together = zip(limits_after(throttle, worse), limits_after(throttle, better), strict=True)
     assert all(lower <= higher for lower, higher in together)
-
-
-@settings(deadline=None)
-@given(throttles())
-def test_below_the_floor_every_limit_is_zero_within_a_window_for_each_halving(throttle):
-    lags = limits_after(throttle, [EssHealth.BELOW_FLOOR] * 60)
-    halvings = throttle.lag_limit_steps.bit_length()
-    assert lags[(halvings + 1) * (WINDOW_STEPS + 1) - 1] == 0
-
-
-@settings(deadline=None)
-@given(throttles(), st.lists(st.sampled_from(HEALTHS), max_size=150))
-def test_a_limit_is_halved_at_most_once_within_a_window(throttle, healths):
-    lags = [throttle.lag_limit_steps, *limits_after(throttle, healths)]
-    falls = [step for step in range(1, len(lags)) if lags[step] < lags[step - 1]]
-    for first, second in pairwise(falls):
-        if second - first <= WINDOW_STEPS:
-            assert lags[second] == lags[first], "only what was raised since is taken back"
-
-
-@settings(deadline=None)
-@given(throttles(), st.lists(st.sampled_from(HEALTHS[1:]), min_size=50, max_size=80))
-def test_from_every_state_there_is_a_way_back_from_zero(throttle, healths):
-    lags = limits_after(throttle, healths)
-    assert lags == sorted(lags)
-    assert lags[PROBE_STEPS - 1] >= 1
-
-
-@settings(deadline=None)
-@given(
-    steps=st.lists(st.tuples(st.integers(0, 50), st.sampled_from(EssHealth)), max_size=60),
-    most=st.integers(0, 20),
-)
-def test_the_lag_stays_between_zero_and_the_maximum(steps, most):
-    throttle = ThrottleState(lag_limit_steps=most)
-    for step, health in steps:
-        throttle = next_throttle(throttle, health=health, step=step, max_policy_lag_steps=most)
-        assert 0 <= throttle.lag_limit_steps <= most
-        assert 0 <= throttle.progress < PROBE_STEPS

@@ -29,15 +29,6 @@ def test_blocks_add_up_and_differ_by_one_at_most(num_tokens, size):
     assert max(blocks) - min(blocks) <= 1
 
 
-def test_a_block_weighs_the_product_of_its_tokens():
-    assert block_log_weights([0.5, -0.25, 1.0], (2, 1)) == [0.25, 1.0]
-
-
-def test_blocks_of_another_length_are_refused():
-    with pytest.raises(ValueError, match="blocks add up to 2 tokens and log_ratios has 3"):
-        block_log_weights([0.0, 0.0, 0.0], (1, 1))
-
-
 def test_a_token_without_a_number_is_named():
     with pytest.raises(NonFiniteWeightError, match=r"log_ratios\[1\]"):
         block_log_weights([0.0, math.nan], (2,))
@@ -57,10 +48,6 @@ def test_the_ess_of_four_weights_is_that_of_their_sums():
 def test_a_common_factor_changes_no_ess(log_weights, shift):
     shifted = WeightMoments.of([each + shift for each in log_weights])
     assert shifted.ess == pytest.approx(WeightMoments.of(log_weights).ess, rel=1e-8)
-
-
-def test_weights_of_zero_count_without_weight():
-    assert WeightMoments.of([0.0, -math.inf]).ess_ratio == 0.5
 
 
 def test_an_ess_of_nothing_but_zeros_has_no_value():
@@ -91,17 +78,6 @@ def test_the_ratio_is_measured_against_the_on_policy_one() -> None:
     assert learning_rate_scale(0.2, 0.8) == pytest.approx(0.5, rel=1e-15)
 
 
-@given(ratios, rules)
-def test_a_batch_as_effective_as_on_policy_keeps_the_full_rate(
-    ratio: float, rule: LearningRateRule
-) -> None:
-    assert learning_rate_scale(ratio, ratio, rule) == 1.0
-
-
-def test_a_batch_more_effective_than_expected_is_not_sped_up() -> None:
-    assert learning_rate_scale(0.9, 0.5) == 1.0
-
-
 @given(ratios, ratios, rules)
 def test_the_scale_is_positive_and_at_most_one(
     ratio: float, on_policy: float, rule: LearningRateRule
@@ -115,12 +91,6 @@ def test_the_scale_never_falls_when_the_ratio_rises(
 ) -> None:
     low, high = sorted([one, other])
     assert learning_rate_scale(low, on_policy, rule) <= learning_rate_scale(high, on_policy, rule)
-
-
-@given(ratios, ratios)
-def test_sqrt_damps_less_than_linear(ratio: float, on_policy: float) -> None:
-    linear = learning_rate_scale(ratio, on_policy, LearningRateRule.LINEAR)
-    assert learning_rate_scale(ratio, on_policy, LearningRateRule.SQRT) >= linear
 
 
 @pytest.mark.parametrize("bad", [0.0, -0.1, 1.0001, math.nan, math.inf], ids=str)
@@ -152,30 +122,9 @@ def test_batches_scatter_as_the_law_says(variance: float, num_weights: int) -> N
     assert law.deviation == pytest.approx(pstdev(logs), rel=0.15)
 
 
-@pytest.mark.parametrize("num_weights", [64, 512, 4096])
-def test_a_small_variance_has_the_law_of_the_expansion(num_weights: int) -> None:
-    # log rho = -(1 - 1/N) v + noise of deviation v sqrt(2 / N), to first order.
-    law = finite_batch_law(1e-3, num_weights)
-    assert law.deviation == pytest.approx(1e-3 * math.sqrt(2 / num_weights), rel=0.15)
-    assert law.bias == pytest.approx(1e-3 / num_weights, abs=1e-3 * math.sqrt(2 / 2**16))
-
-
-def test_one_weight_is_always_the_whole_batch() -> None:
-    law = finite_batch_law(0.7, 1)
-    assert (law.bias, law.deviation) == (pytest.approx(0.7), pytest.approx(0.0, abs=1e-12))
-
-
 def test_engines_that_agree_leave_nothing_to_chance() -> None:
     law = finite_batch_law(0.0, 16)
     assert (law.bias, law.deviation) == (0.0, 0.0)
-
-
-@settings(max_examples=20)
-@given(st.floats(0.0, 100.0), st.integers(1, 5000))
-def test_no_batch_shows_more_than_all_of_it_on_average(variance: float, num_weights: int) -> None:
-    law = finite_batch_law(variance, num_weights)
-    assert 0.0 <= law.bias <= min(variance, 16.0) * (1 + 1e-9)
-    assert law.deviation >= 0.0
 
 
 @settings(max_examples=20)
@@ -207,10 +156,6 @@ def test_what_one_size_misses_tells_what_another_would(
 @given(st.floats(-1.0, 5.0), st.integers(1, 5000))
 def test_a_batch_reads_as_itself_at_its_own_size(nats: float, size: int) -> None:
     assert nats_at_size(nats, size, size) == nats
-
-
-def test_what_chance_adds_to_a_batch_is_left_as_it_is() -> None:
-    assert nats_at_size(-0.1, 8, 64) == -0.1
 
 
 @settings(max_examples=20, deadline=None)

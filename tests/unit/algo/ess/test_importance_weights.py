@@ -26,30 +26,15 @@ def test_four_known_weights_are_worth_about_two_and_two_thirds() -> None:
     assert ess_ratio(logs) == pytest.approx(0.662, abs=5e-4)
 
 
-def test_truncating_first_would_hide_the_spread() -> None:
-    # (1, 1/2, 2, 2): 5.5^2 / 9.25 / 4
-    logs = [math.log(truncated_weight(math.log(w), 2.0)) for w in (1.0, 0.5, 2.0, 4.0)]
-    assert ess_ratio(logs) == pytest.approx(30.25 / 37.0, rel=1e-14)
-
-
 @pytest.mark.parametrize("log_weight", [0.0, 1e4, -1e4, 0.1], ids=str)
 def test_equal_weights_leave_the_whole_batch_exactly(log_weight: float) -> None:
     assert ess_ratio([log_weight] * 7) == 1.0
     assert effective_sample_size([log_weight] * 7) == 7.0
 
 
-@pytest.mark.parametrize("log_weight", [0.0, 1e4, -1e4], ids=str)
-def test_a_batch_of_one_is_worth_one(log_weight: float) -> None:
-    assert effective_sample_size([log_weight]) == 1.0
-
-
 def test_one_enormous_weight_leaves_exactly_one_trajectory() -> None:
     assert effective_sample_size([1e4, 0.0, -1e4, 0.0]) == 1.0
     assert ess_ratio([1e4, 0.0, -1e4, 0.0]) == 0.25
-
-
-def test_one_vanishing_weight_costs_exactly_its_share() -> None:
-    assert ess_ratio([0.0, 0.0, -1e4, 0.0]) == 0.75
 
 
 def test_a_weight_of_zero_is_a_trajectory_that_counts_for_nothing() -> None:
@@ -79,11 +64,6 @@ def test_an_empty_batch_is_refused(function) -> None:
         function([])
 
 
-@given(log_weights)
-def test_the_ratio_lies_between_one_trajectory_and_all(logs: list[float]) -> None:
-    assert 1 / len(logs) <= ess_ratio(logs) <= 1.0
-
-
 @given(mild_log_weights, st.sampled_from([-1e4, -700.0, -16.0, 16.0, 700.0, 1e4]))
 def test_a_common_factor_on_the_weights_changes_nothing(logs: list[float], shift: float) -> None:
     shifted = [log_weight + shift for log_weight in logs]
@@ -103,20 +83,9 @@ def test_the_ratio_is_the_one_of_the_plain_formula_where_that_is_safe(logs: list
     assert ess_ratio(logs) == pytest.approx(plain, rel=1e-10)
 
 
-@given(mild_log_weights)
-def test_the_ratio_is_the_one_of_the_log_space_formula(logs: list[float]) -> None:
-    doubled = [2 * log_weight for log_weight in logs]
-    expected = math.exp(2 * log_sum_exp(logs) - log_sum_exp(doubled)) / len(logs)
-    assert ess_ratio(logs) == pytest.approx(expected, rel=1e-10)
-
-
 def test_log_sum_exp_of_equal_values_adds_the_log_of_their_number() -> None:
     assert log_sum_exp([1e4] * 8) == pytest.approx(1e4 + math.log(8), rel=1e-15)
     assert log_sum_exp([-1e4] * 8) == pytest.approx(-1e4 + math.log(8), rel=1e-15)
-
-
-def test_log_sum_exp_of_zeros_only_is_the_log_of_zero() -> None:
-    assert log_sum_exp([-math.inf, -math.inf]) == -math.inf
 
 
 def test_a_trajectory_weight_is_the_product_of_its_token_ratios() -> None:
@@ -165,11 +134,6 @@ def test_token_lists_of_different_length_are_refused() -> None:
 )
 def test_the_gradient_weight_is_capped_above_only(log_weight: float, expected: float) -> None:
     assert truncated_weight(log_weight, 8.0) == pytest.approx(expected, rel=1e-14)
-
-
-@given(st.floats(-1e4, 1e4), st.floats(1e-6, 1e6))
-def test_the_gradient_weight_never_exceeds_the_cap(log_weight: float, cap: float) -> None:
-    assert 0.0 <= truncated_weight(log_weight, cap) <= cap
 
 
 @pytest.mark.parametrize("cap", [0.0, -1.0, math.inf, math.nan], ids=str)

@@ -1,6 +1,5 @@
 import math
 import random
-from dataclasses import replace
 from itertools import chain
 from statistics import fmean, pstdev
 
@@ -46,16 +45,6 @@ def test_the_exponent_restores_the_ratio_of_whole_trajectories(kind):
     assert unit.on_policy_ess_ratio**unit.exponent == pytest.approx(math.exp(-1.5), rel=1e-9)
 
 
-def test_the_exponent_restores_no_more_than_two_nats():
-    unit = ess_unit(EssKind.BLOCK, [8000] * 64, MISMATCH)
-    assert unit.exponent == pytest.approx(8.0, rel=1e-9)
-
-
-def test_without_mismatch_the_exponent_is_the_number_of_blocks_each():
-    unit = ess_unit(EssKind.TOKEN, [10, 30], None)
-    assert (unit.exponent, unit.on_policy_ess_ratio) == (20.0, 1.0)
-
-
 @pytest.mark.parametrize(
     ("num_tokens", "kind"),
     [(999, EssKind.SEQUENCE), (1001, EssKind.BLOCK)],
@@ -87,13 +76,6 @@ def test_blocks_read_what_whole_trajectories_would():
     assert stale.relative_ess_ratio == pytest.approx(math.exp(-1), rel=0.1)
 
 
-def test_long_trajectories_tell_stale_from_fresh_by_blocks():
-    unit = ess_unit(EssKind.AUTO, [8000] * 64, MISMATCH)
-    fresh = ess_reading(unit, drawn_moments(unit, MISMATCH, seed=1))
-    stale = ess_reading(unit, drawn_moments(unit, 2 * MISMATCH, seed=1))
-    assert stale.relative_ess_ratio < 0.3 < 0.8 < fresh.relative_ess_ratio
-
-
 @pytest.mark.parametrize("size", [16, 64])
 @pytest.mark.parametrize("length", [600, 1500, 3000])
 def test_on_policy_the_rule_takes_no_step_back_at_any_size(size, length):
@@ -115,12 +97,6 @@ def test_the_on_policy_ratio_is_what_batches_of_the_size_show():
     reading = ess_reading(unit, drawn_moments(unit, 1e-3, 0))
     assert math.log(reading.on_policy_ess_ratio) == pytest.approx(fmean(logs), abs=0.05)
     assert reading.chance_nats == pytest.approx(2 * pstdev(logs), rel=0.1)
-
-
-def test_a_ratio_that_is_given_has_no_band():
-    unit = replace(ess_unit(EssKind.SEQUENCE, [1000] * 16, None), on_policy_ess_ratio=0.55)
-    reading = ess_reading(unit, WeightMoments.of([0.0] * 16))
-    assert (reading.on_policy_ess_ratio, reading.chance_nats) == (0.55, 0.0)
 
 
 def test_an_uncertain_mismatch_widens_the_band():
