@@ -8,19 +8,18 @@ known kind computes full logits, and so does a small one: for it tiles cost more
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from vcpo.service.vocabulary import vocabulary_of
-from vcpo_learner.forward.model_inputs import model_inputs, model_routes, predicting_places
 from vcpo_learner.forward.router_replay import replayed_routes
 from vcpo_learner.forward.token_batch import TokenBatch
-from vcpo_learner.output_head.logit_tiles import TokenRows
-from vcpo_learner.output_head.model_head import ModelHead, model_head
+from vcpo_learner.output_head.logit_tiles import LogitForm, TokenRows
 from vcpo_learner.output_head.recorded_head import RecordedHead
 from vcpo_learner.output_head.tiled_head import (
     HeadRequest,
@@ -224,3 +223,93 @@ def _few_tokens(device: torch.device) -> TokenBatch:
         attention_mask=is_token.to(device),
         response_mask=is_trained.to(device),
     )
+
+
+def model_inputs(batch: TokenBatch) -> dict[str, Any]:
+    """Return the arguments of a model's call."""
+    if batch.row is None:
+        return {
+            # Padding is on the right, where causal attention does not look: no mask is needed.
+            "input_ids": batch.input_ids,
+            "position_ids": _positions(batch),
+            "use_cache": False,
+        }
+    return {
+        "input_ids": batch.row.pack(batch.input_ids),
+        **batch.row.arguments,
+        "use_cache": False,
+    }
+
+
+def model_routes(batch: TokenBatch) -> Tensor | None:
+    """Return the experts of each token of the model's input, [tokens of all rows, layers, choices].
+
+    None if the routers choose for themselves.
+    """
+    if batch.expert_routes is None:
+        return None
+    routes = batch.expert_routes
+    return (routes if batch.row is None else batch.row.pack(routes)).flatten(0, 1)
+
+
+def predicting_places(batch: TokenBatch) -> Tensor:
+    """Return the places of the tokens before the trained ones, [sampled tokens] int64.
+
+    A model's output there is its prediction. Places count through all rows of its input.
+    """
+    return _places(batch)[batch.response_mask] - 1
+
+
+def _places(batch: TokenBatch) -> Tensor:
+    """Index [batch, width] of each token in the model's flattened input."""
+    if batch.row is not None:
+        return batch.row.places
+    return torch.arange(batch.input_ids.numel(), device=batch.input_ids.device).view_as(
+        batch.input_ids
+    )
+
+
+def _positions(batch: TokenBatch) -> Tensor:
+    """Positions [batch, width], one row per trajectory.
+
+    Without them a model may share one row of positions among all trajectories; the gradient of a
+    learned position embedding could then not be attributed to one of them.
+    """
+    width = batch.input_ids.shape[1]
+    return torch.arange(width, device=batch.input_ids.device).expand_as(batch.input_ids)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ModelHead:
+    """A linear head on the last hidden states of a decoder."""
+
+    decoder: nn.Module
+    """Returns `.last_hidden_state` [rows, tokens, hidden]."""
+    linear: nn.Linear
+    form: LogitForm
+
+
+def model_head(model: nn.Module) -> ModelHead | None:
+    """Return a causal language model's head, or None if it is of no known kind.
+
+    What its configuration does not say (a family that changes hidden states before the head) is not
+    known here: compare its numbers with the model's own logits.
+    """
+    decoder = getattr(model, "base_model", None)
+    named = getattr(model, "get_output_embeddings", None)
+    linear = None if named is None else named()
+    if not isinstance(decoder, nn.Module) or decoder is model:
+        return None
+    # An adapted or quantized layer has a forward of its own.
+    if not isinstance(linear, nn.Linear) or type(linear).forward is not nn.Linear.forward:
+        return None
+    return ModelHead(decoder=decoder, linear=linear, form=_form(model))
+
+
+def _form(model: Any) -> LogitForm:
+    config = model.config.get_text_config()
+    divisor = getattr(config, "logits_scaling", None)  # Granite
+    factor = getattr(config, "logit_scale", None)  # Cohere
+    softcap = getattr(config, "final_logit_softcapping", None)  # Gemma
+    scale = 1.0 if factor is None else float(factor)
+    return LogitForm(scale=scale / float(divisor or 1.0), softcap=softcap)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, cast
 
@@ -20,37 +21,31 @@ _SHARD_SIZE: Final = "5GB"
 """Largest file of weights."""
 
 
+@dataclass(slots=True, eq=False)
 class ModelExport:
     """Exports the model of one run. It calls no rank and no GPU, so training may go on.
 
     An exported model has the number format of the model that the run started from.
     """
 
-    def __init__(
-        self,
-        run: str,
-        settings: Model,
-        model: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase,
-    ) -> None:
-        """Remember what an export needs beside a checkpoint.
+    run: str
+    settings: Model
+    model: PreTrainedModel
+    """Of the run's family and size, with its adapters; its parameters are not read."""
+    tokenizer: PreTrainedTokenizerBase
+    _dtype: torch.dtype = field(init=False)
 
-        run: name of the run.
-        model: of the run's family and size, with its adapters; its parameters are not read.
-        """
-        self._run = run
-        self._settings = settings
-        self._model = model
-        self._tokenizer = tokenizer
-        self._dtype = cast("torch.dtype | None", model.config.dtype) or torch.float32
+    def __post_init__(self) -> None:
+        # `save_pretrained` writes another value into the configuration.
+        self._dtype = cast("torch.dtype | None", self.model.config.dtype) or torch.float32
 
     @property
     def num_trained(self) -> int:
-        return sum(each.numel() for each in self._model.parameters() if each.requires_grad)
+        return sum(each.numel() for each in self.model.parameters() if each.requires_grad)
 
     @property
     def has_adapters(self) -> bool:
-        return self._settings.lora is not None
+        return self.settings.lora is not None
 
     def write_model(self, folder: Path, tensors: Path, *, step: int) -> None:
         """Write model and tokenizer so that `AutoModelForCausalLM.from_pretrained` loads them.
@@ -64,7 +59,7 @@ class ModelExport:
         """
         with atomic_folder(folder) as partial:
             if self.has_adapters:
-                merged = _merge_adapters(self._settings, tensors)
+                merged = _merge_adapters(self.settings, tensors)
                 for name, parameter in merged.named_parameters():
                     parameter.data = parameter.data.to(self._dtype_of(name))
                 merged.save_pretrained(partial, max_shard_size=_SHARD_SIZE)
@@ -75,7 +70,7 @@ class ModelExport:
                 }
                 read_parameters(tensors, state)
                 state |= read_buffers(tensors)
-                self._model.save_pretrained(partial, state_dict=state, max_shard_size=_SHARD_SIZE)
+                self.model.save_pretrained(partial, state_dict=state, max_shard_size=_SHARD_SIZE)
             _name_dtype(partial / "config.json", self._dtype)
             self._write_origin(partial, ExportKind.MODEL, step)
 
@@ -92,25 +87,25 @@ class ModelExport:
         adapters = {name: torch.empty(shape) for name, shape in parameter_shapes(tensors).items()}
         read_parameters(tensors, adapters)
         with atomic_folder(folder) as partial:
-            save_adapters(self._model, adapters, self._settings, partial)
+            save_adapters(self.model, adapters, self.settings, partial)
             self._write_origin(partial, ExportKind.ADAPTERS, step)
 
     def _dtype_of(self, name: str) -> torch.dtype:
         """Return the number format of a parameter; some families keep a few in float32."""
-        model = self._model
+        model = self.model
         kept = set(model._keep_in_fp32_modules_strict or ())
         if self._dtype is torch.float16:
             kept |= set(model._keep_in_fp32_modules or ())
         return torch.float32 if any(each in name for each in kept) else self._dtype
 
     def _write_origin(self, folder: Path, kind: ExportKind, step: int) -> None:
-        self._tokenizer.save_pretrained(folder)
+        self.tokenizer.save_pretrained(folder)
         ExportedModel(
             kind=kind,
-            run=self._run,
+            run=self.run,
             step=step,
-            base_model=self._settings.name,
-            parameters=self._model.num_parameters(),
+            base_model=self.settings.name,
+            parameters=self.model.num_parameters(),
         ).write(folder)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -19,49 +20,42 @@ from vcpo_learner.per_sample_gradients.taps import Recording
 from vcpo_learner.per_sample_gradients.weighted_sum import WeightedSum
 
 
+@dataclass(slots=True, eq=False)
 class RecordedHead:
     """Observes a head for a recording that measures all of a model's parameters."""
 
-    def __init__(
-        self,
-        recording: Recording,
-        slots: Mapping[str, Slot],
-        lengths: Sequence[int],
-        token_ids: Tensor,
-        is_token: Tensor,
-    ) -> None:
-        """Announce the uses of the head's parameters to the recording.
+    recording: Recording
+    slots: Mapping[str, Slot]
+    """Of the head's trainable parameters, `weight` or `bias`."""
+    lengths: Sequence[int]
+    """[batch] scored tokens of each trajectory."""
+    token_ids: Tensor
+    """[batch, width] what the trajectories have read."""
+    is_token: Tensor
+    """[batch, width]; False for padding."""
 
-        slots: of the head's trainable parameters, `weight` or `bias`.
-        lengths: [batch] scored tokens of each trajectory.
-        token_ids, is_token: [batch, width] what the trajectories have read; False for padding.
-        """
-        self._recording = recording
-        self._slots = slots
-        self._lengths = lengths
-        self._token_ids = token_ids
-        self._is_token = is_token
-        for slot in slots.values():
-            recording.expect(slot)
+    def __post_init__(self) -> None:
+        for slot in self.slots.values():
+            self.recording.expect(slot)
 
     @property
     def anchor(self) -> Tensor:
-        return self._recording.anchor
+        return self.recording.anchor
 
     @property
     def is_measuring(self) -> bool:
-        return self._recording.measuring is not None
+        return self.recording.measuring is not None
 
     @torch.no_grad()
     def measure(self, objective: HeadObjective) -> None:
         """Measure the head's gradients, add them to the sums, and hand the norms on."""
-        measuring = self._recording.measuring
+        measuring = self.recording.measuring
         assert measuring is not None
-        matrix, bias = self._slots.get("weight"), self._slots.get("bias")
+        matrix, bias = self.slots.get("weight"), self.slots.get("bias")
         weighted_sum, rows = measuring.weighted_sum, self._own_rows(objective)
         gradients = TrajectoryGradients(
             objective,
-            self._lengths,
+            self.lengths,
             weights=_weights(weighted_sum),
             matrix_sums=_sums(weighted_sum, matrix),
             bias_sums=_sums(weighted_sum, bias),
@@ -75,11 +69,11 @@ class RecordedHead:
 
     def _own_rows(self, objective: HeadObjective) -> OwnRows | None:
         """Rows for the product with the embedding's gradient, if the matrix is used there too."""
-        matrix, logits = self._slots.get("weight"), objective.logits
-        if matrix is None or self._recording.num_uses[matrix] == 1:
+        matrix, logits = self.slots.get("weight"), objective.logits
+        if matrix is None or self.recording.num_uses[matrix] == 1:
             return None
         return own_rows(
-            self._token_ids, self._is_token, logits.weight, logits.size.vocabulary, logits.dtype
+            self.token_ids, self.is_token, logits.weight, logits.size.vocabulary, logits.dtype
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from vcpo.control.limits import lag_change_kind, lag_change_sentence
@@ -13,26 +14,19 @@ from vcpo_learner.ledger.dispatcher import Dispatcher
 from vcpo_learner.telemetry.signals import SignalWindow
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
 class ControlService(control_pb2_grpc.ControlServiceServicer):
     """Lets the operator or the local host observe and limit the run."""
 
-    def __init__(
-        self,
-        *,
-        dispatcher: Dispatcher,
-        signals: SignalWindow,
-        drain: Callable[[str], None],
-        event: Callable[[str, str], None],
-    ) -> None:
-        self._dispatcher = dispatcher
-        self._signals = signals
-        self._drain = drain
-        self._event = event
+    dispatcher: Dispatcher
+    signals: SignalWindow
+    drain: Callable[[str], None]
+    event: Callable[[str, str], None]
 
     async def GetSignals(  # noqa: N802 - named by the contract
         self, request: control_pb2.GetSignalsRequest, context: Any
     ) -> control_pb2.Signals:
-        return self._signals.message()
+        return self.signals.message()
 
     async def SetThrottle(  # noqa: N802 - named by the contract
         self, request: control_pb2.SetThrottleRequest, context: Any
@@ -41,23 +35,23 @@ class ControlService(control_pb2_grpc.ControlServiceServicer):
 
         A change is an event and a line in the log, with the reason that the host gave.
         """
-        before = self._dispatcher.lag_limit_steps
-        lag_steps = self._dispatcher.throttle(request.lag_limit_steps)
+        before = self.dispatcher.lag_limit_steps
+        lag_steps = self.dispatcher.throttle(request.lag_limit_steps)
         if lag_steps != before:
             sentence = lag_change_sentence(before, lag_steps, request.reason)
-            self._event(lag_change_kind(before, lag_steps), sentence)
+            self.event(lag_change_kind(before, lag_steps), sentence)
         return control_pb2.SetThrottleResponse(lag_limit_steps=lag_steps)
 
     async def Drain(  # noqa: N802 - named by the contract
         self, request: control_pb2.DrainRequest, context: Any
     ) -> control_pb2.DrainResponse:
-        self._drain(request.reason or "asked for")
-        return control_pb2.DrainResponse(phase=phase_to_message(self._dispatcher.phase))
+        self.drain(request.reason or "asked for")
+        return control_pb2.DrainResponse(phase=phase_to_message(self.dispatcher.phase))
 
     async def ReleaseWorker(  # noqa: N802 - named by the contract
         self, request: control_pb2.ReleaseWorkerRequest, context: Any
     ) -> control_pb2.ReleaseWorkerResponse:
         """End all leases of a worker that died; its name is free again."""
         check_id("worker_id", request.worker_id)
-        released = self._dispatcher.release(request.worker_id, ())
+        released = self.dispatcher.release(request.worker_id, ())
         return control_pb2.ReleaseWorkerResponse(num_released=released)

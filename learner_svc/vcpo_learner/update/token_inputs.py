@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Final
 
@@ -13,9 +14,9 @@ from vcpo.algo.methods import LossConfig
 from vcpo.algo.vtrace import VTrace, vtrace
 from vcpo_learner.estimator.record import BatchRecord, TokenInput, inputs_needed
 from vcpo_learner.forward.logprobs import prefix_states, token_entropies
-from vcpo_learner.forward.reference_policy import ReferencePolicy
 from vcpo_learner.forward.token_batch import BatchTokens
 from vcpo_learner.ranks.ranks import Ranks
+from vcpo_learner.ranks.sharding import is_sharded, local_part, release
 from vcpo_learner.update.micro_batches import MicroBatchRunner
 
 
@@ -155,3 +156,42 @@ class Critic:
 def _trace(values: Sequence[float], log_ratios: Sequence[float], reward: float) -> VTrace:
     rewards = [0.0] * (len(values) - 1) + [reward]
     return vtrace(log_ratios, rewards, values)
+
+
+class ReferencePolicy:
+    """A copy of a model's trainable parameters, with which the model can compute for a while.
+
+    The copy takes as much memory as the parameters: on each rank, its shards of them.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        release(model)
+        self._copies = [local_part(each.detach()).clone() for each in self._parameters()]
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Exchange the model's parameters for those of the reference until the block ends."""
+        self._exchange()
+        try:
+            yield
+        finally:
+            self._exchange()
+
+    @torch.no_grad()
+    def _exchange(self) -> None:
+        release(self._model)
+        for at, parameter in enumerate(self._parameters()):
+            copy = self._copies[at]
+            if is_sharded(parameter):
+                # FSDP knows the shard by its memory.
+                part = local_part(parameter.detach())
+                own = part.clone()
+                part.copy_(copy)
+                copy.copy_(own)
+            else:
+                # A graph that waits for its backward pass must not see a write.
+                self._copies[at], parameter.data = parameter.data, copy
+
+    def _parameters(self) -> list[nn.Parameter]:
+        return [each for each in self._model.parameters() if each.requires_grad]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from vcpo.api import missing_gpus
 from vcpo_operator.children.family import skipped_monitor_note
@@ -34,18 +34,13 @@ def _notes(parent: Parent, defaults: OperatorDefaults) -> Iterator[str]:
     yield from missing_gpus(parent.run.spec)
 
 
+@dataclass(slots=True, eq=False)
 class PlanRunner:
     """Plans and executes, one run at a time. One owner: the reconciler."""
 
-    def __init__(
-        self,
-        executor: Executor,
-        writer: StatusWriter,
-        defaults: OperatorDefaults,
-    ) -> None:
-        self._executor = executor
-        self._writer = writer
-        self._defaults = defaults
+    executor: Executor
+    writer: StatusWriter
+    defaults: OperatorDefaults
 
     async def run(
         self, snapshot: Snapshot, memory: RunMemory, autoscale: AutoscaleDecision | None
@@ -67,7 +62,7 @@ class PlanRunner:
         try:
             desired = desired_state(
                 parent,
-                self._defaults,
+                self.defaults,
                 snapshot,
                 decision=autoscale.decision if autoscale else None,
                 kept=memory.kept_revision(observed),
@@ -88,7 +83,7 @@ class PlanRunner:
         return PlanResult(
             refusal=memory.refusal_message(desired),
             conflict=first_conflict(desired, observed) or memory.keys_conflict,
-            note=" ".join(_notes(parent, self._defaults)),
+            note=" ".join(_notes(parent, self.defaults)),
             needs_replan=any(
                 isinstance(action, IssueSecret)
                 and action.child.name == credential_name(parent.name)
@@ -120,7 +115,7 @@ class PlanRunner:
             level = logging.INFO if isinstance(action, Throttle) else logging.DEBUG
             _LOGGER.log(level, "%s: %s", key, action)
             try:
-                applied = await self._executor.execute(key, action)
+                applied = await self.executor.execute(key, action)
             except ApiError as error:
                 if not (isinstance(action, Apply) and is_refusal(action, error)):
                     raise
@@ -144,4 +139,4 @@ class PlanRunner:
         memory.applied_versions[applied.uid] = applied.version
         if memory.record_child(applied):
             event = recreated_event(snapshot.record, applied, snapshot.now_s)
-            await self._writer.post_event(snapshot.record.key, event)
+            await self.writer.post_event(snapshot.record.key, event)

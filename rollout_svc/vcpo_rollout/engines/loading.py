@@ -8,7 +8,7 @@ base model itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Final
 
@@ -25,6 +25,8 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import revert_weight_conversion
 from transformers.initialization import no_init_weights
 
 from vcpo.api.workloads import Precision
@@ -168,3 +170,18 @@ def _explain_errors(name: str) -> Iterator[None]:
         yield
     except (OSError, ValueError, StrictDataclassError) as error:
         raise ValueError(load_problem(name, error)) from error
+
+
+def in_checkpoint_form(model: PreTrainedModel, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return tensors of a model in memory under the names and in the shapes of a checkpoint.
+
+    transformers holds all experts of a layer in one tensor, and names some modules otherwise than
+    files do: `block_sparse_moe` of Mixtral is `mlp` in memory. Versions have the names in memory.
+
+    model: may be without parameters.
+    tensors: by the names that the model has for them; of a decoder layer all or none.
+    """
+    if not get_model_conversion_mapping(model, add_legacy=False):
+        return dict(tensors)
+    saved: dict[str, Tensor] = revert_weight_conversion(model, dict(tensors))
+    return saved

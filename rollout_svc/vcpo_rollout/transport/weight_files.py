@@ -16,7 +16,7 @@ import http.client
 import os
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from http import HTTPStatus
 from typing import Final
 
@@ -77,6 +77,7 @@ class ArrivingFile:
                 self.num_arrived += num_bytes
 
 
+@dataclass(slots=True, eq=False)
 class WeightFiles:
     """Reads the files that manifests name.
 
@@ -85,18 +86,11 @@ class WeightFiles:
     certificates: None calls in plain text.
     """
 
-    def __init__(
-        self,
-        learner: str,
-        gauges: RolloutGauges,
-        *,
-        key: str | None = None,
-        certificates: CertificateFolder | None = None,
-    ) -> None:
-        self._learner = learner
-        self._gauges = gauges
-        self._key = key
-        self._certificates = certificates
+    learner: str
+    gauges: RolloutGauges
+    _: KW_ONLY
+    key: str | None = field(default=None, repr=False)
+    certificates: CertificateFolder | None = None
 
     async def read(
         self, manifest: policy_pb2.PolicyManifest, files: Sequence[ArrivingFile]
@@ -121,7 +115,7 @@ class WeightFiles:
         finally:
             stop.set()  # the thread outlives a cancelled call
             num_bytes = sum(file.num_arrived for file in files) - before
-            self._gauges.add_weight_bytes(source, num_bytes)
+            self.gauges.add_weight_bytes(source, num_bytes)
 
     def _get(
         self,
@@ -131,7 +125,7 @@ class WeightFiles:
     ) -> None:
         """Read files over one connection to the server."""
         connection = self._connection(manifest)
-        headers = dict([authorization(self._key)]) if self._key else {}
+        headers = dict([authorization(self.key)]) if self.key else {}
         try:
             for file in files:
                 if file.num_arrived == file.total_bytes:
@@ -148,10 +142,10 @@ class WeightFiles:
     def _connection(self, manifest: policy_pb2.PolicyManifest) -> http.client.HTTPConnection:
         if not manifest.address:
             raise OSError(f"this worker does not see {manifest.folder}, and nobody sends its files")
-        host, port = server_address(manifest.address, self._learner)
-        if self._certificates is None:
+        host, port = server_address(manifest.address, self.learner)
+        if self.certificates is None:
             return http.client.HTTPConnection(host, port, timeout=SILENCE_S)
-        context = self._certificates.client_context()
+        context = self.certificates.client_context()
         return http.client.HTTPSConnection(host, port, timeout=SILENCE_S, context=context)
 
 

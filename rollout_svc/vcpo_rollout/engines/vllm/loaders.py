@@ -20,8 +20,8 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 from vcpo.api.workloads import Lora
 from vcpo_rollout.engines.adapters import read_adapters
-from vcpo_rollout.engines.checkpoint_form import in_checkpoint_form
 from vcpo_rollout.engines.engine import EngineError, PolicyWeights
+from vcpo_rollout.engines.loading import in_checkpoint_form
 from vcpo_rollout.engines.loading_weights import changed_tensors, read_tensors, read_weights
 from vcpo_rollout.engines.vllm.exchange import tensors_to_send, write_memory_file
 

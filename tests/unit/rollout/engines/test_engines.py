@@ -21,9 +21,9 @@ from vcpo.api.workloads import EngineName, Lora, Precision, Quantization, Rollou
 from vcpo.service.vocabulary import Vocabulary, vocabulary_of
 from vcpo.wire.trajectory import FinishReason
 from vcpo_rollout.engines.adapters import AdapterUse
-from vcpo_rollout.engines.checkpoint_form import in_checkpoint_form
 from vcpo_rollout.engines.hf.decoding import DecodeBatch, PartialSequence
 from vcpo_rollout.engines.loading import (
+    in_checkpoint_form,
     load_end_token_ids,
     load_model_skeleton,
     load_tokenizer,
