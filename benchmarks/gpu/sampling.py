@@ -7,7 +7,6 @@ import math
 import tempfile
 from collections.abc import Sequence
 from itertools import accumulate
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -24,7 +23,7 @@ from benchmarks.gpu.random_models import (
 )
 from benchmarks.gpu.setting import Figures, Setting
 from vcpo.algo.ess.importance_weights import ess_ratio
-from vcpo.api.workloads import Precision
+from vcpo.api.workloads import Model, Precision, RolloutGroup
 from vcpo.wire.trajectory import Trajectory
 from vcpo_learner.model.published_state import PublishedState
 from vcpo_learner.update.gradient import GradientAccumulation
@@ -126,12 +125,17 @@ def _settings(setting: Setting, directory: str, *, sequences: int) -> VllmSettin
     from vcpo_rollout.engines.vllm.start import VllmSettings
 
     return VllmSettings(
-        model_name=str(Path(directory)),
-        revision=None,
-        precision=Precision(setting.precision),
-        max_concurrent_sequences=sequences,
+        model=Model(name=directory),
+        group=RolloutGroup.model_validate(
+            {
+                "name": "vllm",
+                "engine": "vllm",
+                "precision": Precision(setting.precision),
+                "maxConcurrentSequences": sequences,
+                "kvCacheGibibytes": setting.choose(16.0, 1 / 16),
+            }
+        ),
         seed=0,
-        kv_cache_gibibytes=setting.choose(16.0, 1 / 16),
         gpu_memory_ratio=0.5,
     )
 

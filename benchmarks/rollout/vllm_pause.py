@@ -29,7 +29,7 @@ from torch.nn import Linear, Module
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from benchmarks.harness.successive_versions import make_model, updates
-from vcpo.api.workloads import Lora, Precision
+from vcpo.api.workloads import Lora, Model, Precision, RolloutGroup
 from vcpo_rollout.engines.engine import PolicyWeights, WeightChanges
 from vcpo_rollout.engines.vllm.engine import VllmEngine
 from vcpo_rollout.engines.vllm.exchange import tensors_to_send
@@ -150,17 +150,22 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         model.save_pretrained(directory)
         settings = VllmSettings(
-            model_name=directory,
-            revision=None,
-            precision=Precision.BFLOAT16,
-            max_concurrent_sequences=8,
+            model=Model(name=directory),
+            group=RolloutGroup.model_validate(
+                {
+                    "name": "vllm",
+                    "engine": "vllm",
+                    "precision": Precision.BFLOAT16,
+                    "maxConcurrentSequences": 8,
+                    "kvCacheGibibytes": 1 / 16,
+                }
+            ),
             seed=0,
-            kv_cache_gibibytes=1 / 16,
         )
         report = asyncio.run(measure(settings, update.after, cases, arguments.rounds))
         report |= asyncio.run(
             measure(
-                replace(settings, lora=lora),
+                replace(settings, model=Model(name=directory, lora=lora), serves_adapters=True),
                 adapters,
                 {"adapters": None},
                 arguments.rounds,

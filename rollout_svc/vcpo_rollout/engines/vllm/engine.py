@@ -142,7 +142,7 @@ class VllmEngine:
             end_token_ids=end_token_ids,
             stop_strings=stop_strings,
             lora=settings.lora,
-            kv_cache=settings.kv_cache,
+            kv_cache=settings.group.kv_cache,
             last_error=last_error,
         )
 

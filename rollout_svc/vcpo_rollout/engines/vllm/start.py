@@ -17,7 +17,7 @@ from vllm.platforms import current_platform
 from vllm.triton_utils import HAS_TRITON
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from vcpo.api.workloads import KvCache, Lora, Precision
+from vcpo.api.workloads import Lora, Model, RolloutGroup
 from vcpo.service.lifecycle import gpu_memory_ratio
 from vcpo.service.rotary_table import table_length
 from vcpo_rollout.engines.adapters import SERVED_RANKS
@@ -54,31 +54,17 @@ _ROUTES_ENVIRONMENT: Final = {"VLLM_USE_V2_MODEL_RUNNER": "1"}
 class VllmSettings:
     """A rollout group's settings for vLLM."""
 
-    model_name: str
-    """A directory or a model name on the Hugging Face hub. vLLM reads its configuration, and its
-    parameters if it serves adapters."""
-    revision: str | None
-    trust_remote_code: bool = False
-    """Whether Python code of the model's repository may run."""
-    precision: Precision
-    max_concurrent_sequences: int
+    model: Model
+    """vLLM reads its configuration, and its parameters if it serves adapters."""
+    group: RolloutGroup
     seed: int
-    kv_cache_gibibytes: float | None
-    """Memory for keys and values; None is nine tenths of a GPU's memory, or 1 GiB on a CPU."""
-    kv_cache: KvCache = KvCache.RECOMPUTE
-    """What becomes of keys and values when a version comes."""
     gpu_memory_ratio: float | None = None
     """Largest share of a GPU's memory for weights, keys and values together; None is vLLM's
     default, nine tenths."""
     online_quantization: str | None = None
-    """vLLM's name of the quantization that it applies when it loads weights; None for none."""
-    lora: Lora | None = None
-    """The adapters that vLLM serves beside the model's own parameters; None if versions replace
-    the parameters themselves."""
-    tensor_parallel_size: int = 1
-    """Processes, on a GPU each, over which vLLM splits the model."""
-    max_model_len: int | None = None
-    """Longest prompt and response together, in tokens; None for what model and memory allow."""
+    """As in `EngineSetting`."""
+    serves_adapters: bool = False
+    """As in `EngineSetting`."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
     """The user's other arguments of vLLM's `AsyncEngineArgs`, by name."""
     finds_stop_strings: bool = False
@@ -86,25 +72,22 @@ class VllmSettings:
     returns_routes: bool = False
     """Whether responses carry the experts that computed their tokens."""
 
+    @property
+    def lora(self) -> Lora | None:
+        """The adapters that vLLM serves beside the model's own parameters; None for none."""
+        return self.model.lora if self.serves_adapters else None
+
     @classmethod
     def of(cls, setting: EngineSetting, arguments: Mapping[str, Any]) -> Self:
         """Return those of a rollout group; `arguments` are the user's."""
-        model, group = setting.spec.model, setting.group
         return cls(
-            model_name=model.name,
-            revision=model.revision,
-            trust_remote_code=model.trust_remote_code,
-            precision=group.number_format,
-            max_concurrent_sequences=group.max_concurrent_sequences,
+            model=setting.spec.model,
+            group=setting.group,
             seed=setting.seed,
-            kv_cache_gibibytes=group.kv_cache_gibibytes,
-            kv_cache=group.kv_cache,
-            online_quantization=setting.online_quantization,
-            lora=model.lora if setting.serves_adapters else None,
-            tensor_parallel_size=group.tensor_parallel_size,
-            max_model_len=group.max_model_len,
-            arguments=arguments,
             gpu_memory_ratio=gpu_memory_ratio(),
+            online_quantization=setting.online_quantization,
+            serves_adapters=setting.serves_adapters,
+            arguments=arguments,
             finds_stop_strings=setting.stop_strings is not None,
             returns_routes=setting.spec.algorithm.router_replay,
         )
@@ -123,10 +106,10 @@ def load_skeleton(settings: VllmSettings) -> PreTrainedModel:
     """Return the model with its names and shapes in `transformers`, without memory for values."""
     with torch.device("meta"):
         return load_model_skeleton(
-            settings.model_name,
-            revision=settings.revision,
-            trust_remote_code=settings.trust_remote_code,
-            precision=settings.precision,
+            settings.model.name,
+            revision=settings.model.revision,
+            trust_remote_code=settings.model.trust_remote_code,
+            precision=settings.group.number_format,
         )
 
 
@@ -136,8 +119,10 @@ def with_table_length(settings: VllmSettings, skeleton: PreTrainedModel) -> Vllm
     vLLM chooses LongRoPE's factors by its longest sequence, which is by default the length of
     pretraining. Its table of dynamic NTK ends with the model's context, its default beyond it.
     """
-    length = table_length(skeleton.config, settings.max_model_len)
-    return settings if length is None else replace(settings, max_model_len=length)
+    length = table_length(skeleton.config, settings.group.max_model_len)
+    if length is None:
+        return settings
+    return replace(settings, group=settings.group.model_copy(update={"max_model_len": length}))
 
 
 def start_llm(settings: VllmSettings, last_error: LastError | None = None) -> AsyncLLM:
@@ -176,20 +161,20 @@ def _is_no_warning_of_whole_prompts(record: logging.LogRecord) -> bool:
 
 def engine_arguments(settings: VllmSettings, *, on_cpu: bool) -> dict[str, Any]:
     """Return the settings as arguments of vLLM's `AsyncEngineArgs`."""
-    kv_cache_gibibytes = settings.kv_cache_gibibytes
+    kv_cache_gibibytes = settings.group.kv_cache_gibibytes
     if kv_cache_gibibytes is None and on_cpu:
         kv_cache_gibibytes = _CPU_KV_CACHE_GIBIBYTES
     arguments = {
-        "model": settings.model_name,
-        "revision": settings.revision,
-        "trust_remote_code": settings.trust_remote_code,
-        "dtype": settings.precision.value,
+        "model": settings.model.name,
+        "revision": settings.model.revision,
+        "trust_remote_code": settings.model.trust_remote_code,
+        "dtype": settings.group.number_format.value,
         "quantization": settings.online_quantization,
         "seed": settings.seed,
-        "max_num_seqs": settings.max_concurrent_sequences,
+        "max_num_seqs": settings.group.max_concurrent_sequences,
         # -1 is as long as the memory for keys and values allows.
-        "max_model_len": settings.max_model_len or -1,
-        "tensor_parallel_size": settings.tensor_parallel_size,
+        "max_model_len": settings.group.max_model_len or -1,
+        "tensor_parallel_size": settings.group.tensor_parallel_size,
         "load_format": "dummy",  # the learner sends every parameter
         "skip_tokenizer_init": not settings.finds_stop_strings,
         # Of the distribution that tokens are drawn from, after temperature.
@@ -218,7 +203,7 @@ def engine_arguments(settings: VllmSettings, *, on_cpu: bool) -> dict[str, Any]:
         # vLLM dies if a seeded request's prompt is read in pieces: it then turns the request's
         # generator back, which one for a CPU cannot do. Whole prompts wait for the next step.
         arguments["enable_chunked_prefill"] = False
-        if settings.tensor_parallel_size == 1:
+        if settings.group.tensor_parallel_size == 1:
             arguments["distributed_executor_backend"] = _ONE_PROCESS_ON_CPU
     return arguments | dict(settings.arguments)
 

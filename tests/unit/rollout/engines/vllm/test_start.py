@@ -8,7 +8,7 @@ from vllm.triton_utils import HAS_TRITON
 
 from tests.fixtures.families import family
 from tests.unit.rollout.engines.vllm.tiny_vllm import save_settings
-from vcpo.api.workloads import Precision
+from vcpo.api.workloads import Model, Precision, RolloutGroup
 from vcpo_rollout.engines.vllm.start import (
     VllmSettings,
     engine_arguments,
@@ -41,16 +41,13 @@ def test_the_users_arguments_reach_vllm(tmp_path):
 )
 def test_vllm_is_given_the_length_of_a_rotary_table_that_has_one(tmp_path, kind, given, length):
     settings = save_settings(tmp_path, max_model_len=given)
-    assert with_table_length(settings, family(kind)).max_model_len == length
+    assert with_table_length(settings, family(kind)).group.max_model_len == length
 
 
 SETTINGS = VllmSettings(
-    model_name="model",
-    revision="main",
-    precision=Precision.BFLOAT16,
-    max_concurrent_sequences=256,
+    model=Model(name="model"),
+    group=RolloutGroup(name="vllm", precision=Precision.BFLOAT16),
     seed=7,
-    kv_cache_gibibytes=None,
 )
 
 

@@ -11,7 +11,7 @@ import safetensors.torch
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from vcpo.api.workloads import Precision
+from vcpo.api.workloads import Model, RolloutGroup
 from vcpo.service.vocabulary import keep_vocabulary
 from vcpo_rollout.engines.engine import WeightChanges
 from vcpo_rollout.engines.held_state import held_tensor
@@ -59,15 +59,12 @@ def save_settings(path, *, tied=False, tokenizer=None, **given):
     build(seed=0, tied=tied).config.save_pretrained(path)
     if tokenizer is not None:
         tokenizer.save_pretrained(path)
-    return VllmSettings(
-        model_name=str(path),
-        revision=None,
-        precision=given.pop("precision", Precision.FLOAT32),
-        max_concurrent_sequences=NUM_PLACES,
-        seed=0,
-        kv_cache_gibibytes=1 / 16,
-        **given,
-    )
+    of_group = {name: given.pop(name) for name in [*given] if name in RolloutGroup.model_fields}
+    defaults = {"max_concurrent_sequences": NUM_PLACES, "kv_cache_gibibytes": 1 / 16}
+    group = RolloutGroup.model_validate({"name": "vllm", **defaults, **of_group}, by_name=True)
+    lora = given.pop("lora", None)
+    model, serves_adapters = Model(name=str(path), lora=lora), lora is not None
+    return VllmSettings(model=model, group=group, seed=0, serves_adapters=serves_adapters, **given)
 
 
 async def start(path, *, tied=False, stop_strings=None, **settings):
