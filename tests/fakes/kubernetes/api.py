@@ -79,7 +79,7 @@ class Api:
         found = self.store.objects(target.resource.key, target.namespace)
         return [present_object(target.resource, body) for body in found if matches(body)]
 
-    def create(self, target: Target, body: Any, options: WriteOptions) -> JsonObject:
+    def create(self, target: Target, body: Any) -> JsonObject:
         """A new object.
 
         Raises:
@@ -88,16 +88,16 @@ class Api:
         body = check_body(target, body)
         if body["metadata"].get("resourceVersion"):
             raise bad_request("resourceVersion should not be set on objects to be created")
-        new = self._complete(target.resource, self._fresh(target, body), None, options)
+        new = self._complete(target.resource, self._fresh(target, body), None)
         return self._add(target, new)
 
-    def update(self, target: Target, body: Any, options: WriteOptions) -> JsonObject:
+    def update(self, target: Target, body: Any) -> JsonObject:
         """Replace the object or its status.
 
         Raises:
             ApiError: 400, 404, 409 or 422.
         """
-        return self._change(target, body, options, version_required=True)
+        return self._change(target, body, version_required=True)
 
     def patch(
         self, target: Target, content_type: str, patch: Any, options: WriteOptions
@@ -116,7 +116,7 @@ class Api:
         if not isinstance(patch, dict):
             raise bad_request(f"the body of a {content_type} is not a {type(patch).__name__}")
         patched = patches.merge_patch(self.get(target), patch)
-        return self._change(target, patched, options), False
+        return self._change(target, patched), False
 
     def delete(self, target: Target, options: DeleteOptions) -> JsonObject:
         """Remove the object, or mark it as terminating; answers its last or present state.
@@ -179,34 +179,27 @@ class Api:
             why = f"unable to create new content in namespace {target.namespace}"
             raise forbidden(target.resource.qualified, target.name, f"{why}: being terminated")
 
-    def _complete(
-        self, resource: Resource, new: JsonObject, old: JsonObject | None, options: WriteOptions
-    ) -> JsonObject:
-        """new with defaults and allocated values, checked; a copy that nothing else holds."""
-        new, warnings = lifecycle.complete(resource, new, strict=options.strict)
-        options.warnings.extend(warnings)
+    def _complete(self, resource: Resource, new: JsonObject, old: JsonObject | None) -> JsonObject:
+        """new with defaults, checked; a copy that nothing else holds."""
+        new = lifecycle.complete(resource, new)
         lifecycle.refuse_invalid(resource, new, old)
         if resource.key == DEFINITIONS and (old is None or old["spec"] != new["spec"]):
             new["status"] = established_status(new, self.now())
         return new
 
-    def _change(
-        self, target: Target, body: Any, options: WriteOptions, *, version_required: bool = False
-    ) -> JsonObject:
+    def _change(self, target: Target, body: Any, *, version_required: bool = False) -> JsonObject:
         """Keep body instead of what is there: the end of every update and patch."""
         resource, old = target.resource, self._require(target)
         body = check_body(target, body)
         lifecycle.check_version(resource, old, body, required=version_required)
-        return self._keep(target, old, self._transition(target, old, body, options))
+        return self._keep(target, old, self._transition(target, old, body))
 
-    def _transition(
-        self, target: Target, old: JsonObject, wanted: JsonObject, options: WriteOptions
-    ) -> JsonObject:
+    def _transition(self, target: Target, old: JsonObject, wanted: JsonObject) -> JsonObject:
         resource = target.resource
         new = lifecycle.keep_protected_fields(resource, old, wanted, target.subresource)
         if target.subresource == "status" and not resource.custom:
             return new
-        new = self._complete(resource, new, old, options)
+        new = self._complete(resource, new, old)
         return lifecycle.with_generation(resource, old, new)
 
     def _add(self, target: Target, new: JsonObject) -> JsonObject:
@@ -242,9 +235,9 @@ class Api:
         base = live or {"metadata": {}}
         merged, applied = apply_document(base, config, writer, force=options.force, lists=lists)
         if live is None:
-            new = self._complete(resource, self._fresh(target, merged), None, options)
+            new = self._complete(resource, self._fresh(target, merged), None)
         else:
-            new = self._transition(target, live, merged, options)
+            new = self._transition(target, live, merged)
         new = {**new, "metadata": {**new["metadata"], "managedFields": applied}}
         return self._add(target, new) if live is None else self._keep(target, live, new)
 

@@ -28,7 +28,7 @@ from tests.fakes.kubernetes.controllers.controllers import Controllers
 from tests.fakes.kubernetes.faults import Faults
 from tests.fakes.kubernetes.recorder import Recorder
 from tests.fakes.kubernetes.requests.frontend import Frontend
-from tests.fakes.kubernetes.requests.targets import WriteOptions, target_of
+from tests.fakes.kubernetes.requests.targets import target_of
 from tests.fakes.kubernetes.requests.watches import Watches
 
 _MAX_BODY_BYTES = 3 * 1024 * 1024
@@ -120,4 +120,4 @@ class FakeApiServer:
     def _create_namespaces(self) -> None:
         target = target_of(self.api.catalogue, "/api/v1/namespaces")
         for name in FIRST_NAMESPACES:
-            self.api.create(target, {"metadata": {"name": name}}, WriteOptions(manager="fake"))
+            self.api.create(target, {"metadata": {"name": name}})

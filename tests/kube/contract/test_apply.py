@@ -28,12 +28,6 @@ async def test_applying_another_value_conflicts_with_its_owner(api: Client, widg
     assert _conflicts(refused) == [".spec.workers"]
 
 
-async def test_force_takes_the_field_away(api: Client, widgets: str) -> None:
-    await api.apply(f"{widgets}/a", widget("a", workers=2), "one")
-    taken = await api.apply(f"{widgets}/a", widget("a", workers=3), "two", force="true")
-    assert taken.body["spec"]["workers"] == 3
-
-
 async def test_a_field_no_longer_applied_is_removed(api: Client, namespace: str) -> None:
     path = f"/api/v1{namespace}/configmaps/c"
     await api.apply(path, config_map("c", a="1", b="2"), "one")
@@ -49,14 +43,6 @@ async def test_a_field_of_two_owners_stays_when_one_lets_go(api: Client, namespa
     assert applied.body["data"] == {"a": "1", "b": "2"}
 
 
-async def test_a_field_of_others_is_left_alone(api: Client, namespace: str) -> None:
-    path = f"/api/v1{namespace}/configmaps/c"
-    await api.apply(path, config_map("c", a="1"), "one")
-    await api.patch(path, {"data": {"b": "2"}}, fieldManager="two")
-    applied = await api.apply(path, config_map("c", a="3"), "one")
-    assert applied.body["data"] == {"a": "3", "b": "2"}
-
-
 async def test_containers_of_two_managers_live_side_by_side(api: Client, namespace: str) -> None:
     path = f"{_deployments(namespace)}/web"
     await api.apply(path, deployment("web", images={"main": "app:1"}), "one")
@@ -67,25 +53,3 @@ async def test_containers_of_two_managers_live_side_by_side(api: Client, namespa
         ("main", "app:2"),
         ("sidecar", "proxy:1"),
     ]
-
-
-async def test_applying_a_field_that_the_kind_does_not_have_is_answered_as_a_fault_of_the_server(
-    api: Client, namespace: str
-) -> None:
-    config = deployment("web")
-    config["spec"]["template"]["spec"]["nodeSelectr"] = {"pool": "gpus"}
-    refused = await api.apply(f"{_deployments(namespace)}/web", config, "one")
-    assert refused.code == 500
-    assert refused.body["message"].endswith(
-        ".spec.template.spec.nodeSelectr: field not declared in schema"
-    )
-
-
-async def test_the_status_is_applied_under_its_own_entry(api: Client, widgets: str) -> None:
-    await api.apply(f"{widgets}/a", widget("a"), "one")
-    status = {key: widget("a")[key] for key in ("apiVersion", "kind", "metadata")}
-    status["status"] = {"phase": "Done"}
-    applied = await api.apply(f"{widgets}/a/status", status, "one")
-    entries = applied.metadata["managedFields"]
-    assert {entry.get("subresource", "") for entry in entries} == {"", "status"}
-    assert applied.body["status"] == {"phase": "Done"}

@@ -28,28 +28,12 @@ async def test_unknown_fields_are_pruned(api: Client, widgets: str) -> None:
     assert created.body["spec"]["limits"] == {"steps": 10}
 
 
-async def test_free_form_parts_keep_everything(api: Client, widgets: str) -> None:
-    template = {"spec": {"containers": [{"name": "c", "extra": {"deep": [1, 2]}}]}}
-    created = await api.post(widgets, widget("a", template=template))
-    assert created.body["spec"]["template"] == template
-
-
-async def test_a_missing_required_field_is_named(api: Client, widgets: str) -> None:
-    body = widget("a")
-    del body["spec"]["model"]
-    refused = await api.post(widgets, body)
-    assert refused.code == 422
-    assert _fields(refused)[0] == "spec.model"
-
-
 @pytest.mark.parametrize(
     "spec",
     [
         pytest.param({"workers": 0}, id="below the minimum"),
-        pytest.param({"workers": 65}, id="above the maximum"),
         pytest.param({"workers": "3"}, id="of another type"),
         pytest.param({"mode": "sideways"}, id="outside the enumeration"),
-        pytest.param({"model": ""}, id="too short"),
         pytest.param({"groups": [{"name": "x"}, {"name": "x"}]}, id="the same key twice"),
     ],
 )

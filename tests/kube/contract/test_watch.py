@@ -35,11 +35,6 @@ async def test_a_label_selector_chooses(
     assert (await api.get(widgets, labelSelector=selector)).names == names
 
 
-async def test_a_watch_begins_with_what_is_there(api: Client, widgets: str) -> None:
-    await api.post(widgets, widget("a"))
-    assert await _events(api, widgets, 1) == [("ADDED", "a")]
-
-
 async def test_a_watch_replays_the_history_since_a_version(api: Client, widgets: str) -> None:
     created = await api.post(widgets, widget("a"))
     await api.patch(f"{widgets}/a", {"spec": {"workers": 2}})

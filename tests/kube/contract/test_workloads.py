@@ -16,37 +16,6 @@ def _apps(namespace: str, plural: str) -> str:
     return f"/apis/apps/v1{namespace}/{plural}"
 
 
-async def test_a_deployment_gets_the_server_s_defaults(api: Client, namespace: str) -> None:
-    created = await api.post(_apps(namespace, "deployments"), deployment("web"))
-    spec = created.body["spec"]
-    rolling = {"maxUnavailable": "25%", "maxSurge": "25%"}
-    assert spec["replicas"] == 1
-    assert spec["strategy"] == {"type": "RollingUpdate", "rollingUpdate": rolling}
-    assert spec["template"]["spec"]["restartPolicy"] == "Always"
-    assert spec["template"]["spec"]["containers"][0]["imagePullPolicy"] == "IfNotPresent"
-
-
-async def test_a_selector_must_match_its_template(api: Client, namespace: str) -> None:
-    body = deployment("web") | {}
-    body["spec"]["selector"] = {"matchLabels": {"app": "other"}}
-    assert (await api.post(_apps(namespace, "deployments"), body)).code == 422
-
-
-async def test_a_selector_cannot_change(api: Client, namespace: str) -> None:
-    path = _apps(namespace, "deployments")
-    await api.post(path, deployment("web"))
-    labels = {"app": "web", "more": "1"}
-    spec = {"selector": {"matchLabels": labels}, "template": {"metadata": {"labels": labels}}}
-    assert (await api.patch(f"{path}/web", {"spec": spec})).code == 422
-
-
-async def test_a_mount_needs_its_volume(api: Client, namespace: str) -> None:
-    body = deployment("web")
-    container = body["spec"]["template"]["spec"]["containers"][0]
-    container["volumeMounts"] = [{"name": "absent", "mountPath": "/x"}]
-    assert (await api.post(_apps(namespace, "deployments"), body)).code == 422
-
-
 @pytest.mark.parametrize(
     "spec", [{"serviceName": "other"}, {"podManagementPolicy": "Parallel"}], ids=str
 )
@@ -80,15 +49,6 @@ async def test_a_stateful_set_in_parallel_makes_all_pods_at_once(
     assert (await api.get(pods)).names == ["db-0", "db-1"]
 
 
-async def test_a_controller_says_which_generation_it_has_seen(
-    api: Client, namespace: str, with_controllers: None
-) -> None:
-    path = _apps(namespace, "statefulsets")
-    await api.post(path, stateful_set("db"))
-    await api.patch(f"{path}/db", {"spec": {"replicas": 2}})
-    await api.until(path, lambda body: body["status"].get("observedGeneration") == 2)
-
-
 async def test_a_placed_pod_stays_until_the_kubelet_lets_it_go(api: Client, namespace: str) -> None:
     pods = f"/api/v1{namespace}/pods"
     containers = [{"name": "main", "image": "app:1"}]
@@ -98,12 +58,4 @@ async def test_a_placed_pod_stays_until_the_kubelet_lets_it_go(api: Client, name
     await api.delete(f"{pods}/p")
     assert (await api.get(f"{pods}/p")).metadata["deletionGracePeriodSeconds"] == 30
     await api.delete(f"{pods}/p", gracePeriodSeconds="0")
-    assert (await api.get(f"{pods}/p")).code == 404
-
-
-async def test_a_pod_that_runs_nowhere_goes_at_once(api: Client, namespace: str) -> None:
-    pods = f"/api/v1{namespace}/pods"
-    containers = [{"name": "main", "image": "app:1"}]
-    await api.post(pods, {"metadata": {"name": "p"}, "spec": {"containers": containers}})
-    await api.delete(f"{pods}/p")
     assert (await api.get(f"{pods}/p")).code == 404

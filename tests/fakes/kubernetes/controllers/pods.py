@@ -12,7 +12,6 @@ import json
 from collections.abc import Iterable, Mapping
 
 from tests.fakes.kubernetes.api import Api
-from tests.fakes.kubernetes.controllers.garbage import OPTIONS
 from tests.fakes.kubernetes.errors import JsonObject
 from tests.fakes.kubernetes.objects.deletion import PODS
 from tests.fakes.kubernetes.requests.targets import Target
@@ -58,7 +57,7 @@ def create_pod(
     metadata |= {**name, "ownerReferences": [controller_reference(owner)]}
     body = {**template, "metadata": metadata, "spec": {**template["spec"], **spec}}
     target = Target(resource=api.catalogue.by_key(*PODS), namespace=owner["metadata"]["namespace"])
-    api.create(target, body, OPTIONS)
+    api.create(target, body)
 
 
 def is_active(pod: JsonObject) -> bool:

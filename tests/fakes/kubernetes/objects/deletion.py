@@ -23,19 +23,15 @@ def timestamp(time: datetime) -> str:
 
 
 def check_preconditions(target: Target, old: JsonObject, options: DeleteOptions) -> None:
-    """Refuse to delete another object, or another version, than the client means.
+    """Refuse to delete another object than the client means.
 
     Raises:
         ApiError: 409.
     """
-    metadata = old["metadata"]
-    for name, wanted, found in (
-        ("UID", options.uid, metadata["uid"]),
-        ("ResourceVersion", options.resource_version, metadata["resourceVersion"]),
-    ):
-        if wanted and wanted != found:
-            why = f"the {name} in the precondition ({wanted}) does not match ({found})"
-            raise conflict(target.resource.qualified, target.name, why)
+    found = old["metadata"]["uid"]
+    if options.uid and options.uid != found:
+        why = f"the UID in the precondition ({options.uid}) does not match ({found})"
+        raise conflict(target.resource.qualified, target.name, why)
 
 
 def after_delete(

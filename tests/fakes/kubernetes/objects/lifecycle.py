@@ -9,11 +9,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from tests.fakes.kubernetes.errors import Cause, JsonObject, bad_request, conflict, invalid
+from tests.fakes.kubernetes.errors import Cause, JsonObject, conflict, invalid
 from tests.fakes.kubernetes.objects.defaults import fill_in
 from tests.fakes.kubernetes.objects.definitions import definition_causes
 from tests.fakes.kubernetes.objects.resources import Resource
-from tests.fakes.kubernetes.objects.validation import builtin_causes, metadata_causes
+from tests.fakes.kubernetes.objects.validation import builtin_causes
 
 _SERVER_FIELDS = (
     "uid",
@@ -122,23 +122,14 @@ def _desired_fields(resource: Resource, body: JsonObject) -> JsonObject:
     return {key: value for key, value in body.items() if key not in ignored}
 
 
-def complete(resource: Resource, body: JsonObject, *, strict: bool) -> tuple[JsonObject, list[str]]:
-    """body pruned and with defaults, and warnings. Answers a copy that nothing else holds.
-
-    strict: refuse unknown fields instead of dropping them.
-    Raises:
-        ApiError: 400 in strict mode.
-    """
+def complete(resource: Resource, body: JsonObject) -> JsonObject:
+    """body pruned and with defaults: a copy that nothing else holds."""
     # Twice as fast as deepcopy on what is JSON anyway, and this is every write's first cost.
     body = json.loads(json.dumps(body))
     if resource.schema is None:
         fill_in(resource.kind, body)
-        return body, []
-    kept, unknown = resource.schema.prune(body)
-    listed = ", ".join(f'unknown field "{path}"' for path in unknown)
-    if unknown and strict:
-        raise bad_request(f"{resource.kind} in version is invalid: strict decoding error: {listed}")
-    return resource.schema.apply_defaults(kept), [f'unknown field "{path}"' for path in unknown]
+        return body
+    return resource.schema.apply_defaults(resource.schema.prune(body))
 
 
 def refuse_invalid(resource: Resource, new: JsonObject, old: JsonObject | None) -> None:
@@ -153,10 +144,9 @@ def refuse_invalid(resource: Resource, new: JsonObject, old: JsonObject | None) 
 
 
 def _causes(resource: Resource, new: JsonObject, old: JsonObject | None) -> Iterator[Cause]:
-    yield from metadata_causes(resource, new)
-    if resource.schema is None:
+    if resource.schema is not None:
+        yield from resource.schema.violations(new, old)
+    elif resource.kind == "CustomResourceDefinition":
+        yield from definition_causes(new)
+    else:
         yield from builtin_causes(resource.kind, new, old)
-        if resource.kind == "CustomResourceDefinition":
-            yield from definition_causes(new)
-        return
-    yield from resource.schema.violations(new, old)

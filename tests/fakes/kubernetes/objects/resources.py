@@ -1,6 +1,6 @@
 """The catalogue of kinds: those of this fake API server, and those that CRDs add.
 
-Only what the project and kubectl's everyday words touch is listed; one line adds a kind.
+Only what the project touches is listed; one line adds a kind.
 """
 
 from __future__ import annotations
@@ -11,16 +11,7 @@ from dataclasses import dataclass, field
 from tests.fakes.kubernetes.errors import JsonObject, no_such_path
 from tests.fakes.kubernetes.objects.schema import Schema
 
-CORE_VERBS = (
-    "create",
-    "delete",
-    "deletecollection",
-    "get",
-    "list",
-    "patch",
-    "update",
-    "watch",
-)
+CORE_VERBS = ("create", "delete", "get", "list", "patch", "update", "watch")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,9 +28,6 @@ class Resource:
     plural: str
     kind: str
     namespaced: bool = True
-    singular: str = ""
-    short_names: tuple[str, ...] = ()
-    categories: tuple[str, ...] = ()
     subresources: tuple[str, ...] = ()
     generation: bool = False
     schema: Schema | None = field(default=None, compare=False)
@@ -65,11 +53,9 @@ def _builtin(
     group_version: str,
     plural: str,
     kind: str,
-    *short_names: str,
-    subresources: tuple[str, ...] = (),
+    *subresources: str,
     generation: bool = False,
     namespaced: bool = True,
-    categories: tuple[str, ...] = (),
 ) -> Resource:
     group, _, version = group_version.rpartition("/")
     return Resource(
@@ -78,94 +64,42 @@ def _builtin(
         plural=plural,
         kind=kind,
         namespaced=namespaced,
-        singular=kind.lower(),
-        short_names=short_names,
-        categories=categories,
         subresources=subresources,
         generation=generation,
     )
 
 
-_STATUS = ("status",)
-_ALL = ("all",)
+_APPS = "apps/v1"
 _RBAC = "rbac.authorization.k8s.io/v1"
 _ADMISSION = "admissionregistration.k8s.io/v1"
+_POLICY = "ValidatingAdmissionPolicy"
+_DEFINITIONS = ("apiextensions.k8s.io/v1", "customresourcedefinitions", "CustomResourceDefinition")
 
 BUILTINS = (
-    _builtin("v1", "namespaces", "Namespace", "ns", subresources=_STATUS, namespaced=False),
-    _builtin("v1", "nodes", "Node", "no", subresources=_STATUS, namespaced=False),
-    _builtin("v1", "pods", "Pod", "po", subresources=("status", "binding"), categories=_ALL),
-    _builtin("v1", "services", "Service", "svc", subresources=_STATUS, categories=_ALL),
-    _builtin("v1", "configmaps", "ConfigMap", "cm"),
+    _builtin("v1", "namespaces", "Namespace", "status", namespaced=False),
+    _builtin("v1", "nodes", "Node", "status", namespaced=False),
+    _builtin("v1", "pods", "Pod", "status", "binding"),
+    _builtin("v1", "services", "Service", "status"),
+    _builtin("v1", "configmaps", "ConfigMap"),
     _builtin("v1", "secrets", "Secret"),
-    _builtin("v1", "serviceaccounts", "ServiceAccount", "sa", subresources=("token",)),
-    _builtin("v1", "events", "Event", "ev"),
-    _builtin("v1", "persistentvolumeclaims", "PersistentVolumeClaim", "pvc", subresources=_STATUS),
-    _builtin(
-        "apps/v1",
-        "deployments",
-        "Deployment",
-        "deploy",
-        subresources=_STATUS,
-        generation=True,
-        categories=_ALL,
-    ),
-    _builtin(
-        "apps/v1",
-        "replicasets",
-        "ReplicaSet",
-        "rs",
-        subresources=_STATUS,
-        generation=True,
-        categories=_ALL,
-    ),
-    _builtin(
-        "apps/v1",
-        "statefulsets",
-        "StatefulSet",
-        "sts",
-        subresources=_STATUS,
-        generation=True,
-        categories=_ALL,
-    ),
-    _builtin(
-        "policy/v1",
-        "poddisruptionbudgets",
-        "PodDisruptionBudget",
-        "pdb",
-        subresources=_STATUS,
-        generation=True,
-    ),
-    _builtin("networking.k8s.io/v1", "networkpolicies", "NetworkPolicy", "netpol", generation=True),
-    _builtin("scheduling.k8s.io/v1", "priorityclasses", "PriorityClass", "pc", namespaced=False),
+    _builtin("v1", "serviceaccounts", "ServiceAccount"),
+    _builtin("v1", "events", "Event"),
+    _builtin("v1", "persistentvolumeclaims", "PersistentVolumeClaim", "status"),
+    _builtin(_APPS, "deployments", "Deployment", "status", generation=True),
+    _builtin(_APPS, "replicasets", "ReplicaSet", "status", generation=True),
+    _builtin(_APPS, "statefulsets", "StatefulSet", "status", generation=True),
+    _builtin("policy/v1", "poddisruptionbudgets", "PodDisruptionBudget", "status", generation=True),
+    _builtin("networking.k8s.io/v1", "networkpolicies", "NetworkPolicy", generation=True),
+    _builtin("scheduling.k8s.io/v1", "priorityclasses", "PriorityClass", namespaced=False),
     _builtin(_RBAC, "roles", "Role"),
     _builtin(_RBAC, "rolebindings", "RoleBinding"),
     _builtin(_RBAC, "clusterroles", "ClusterRole", namespaced=False),
     _builtin(_RBAC, "clusterrolebindings", "ClusterRoleBinding", namespaced=False),
+    _builtin(_ADMISSION, "validatingadmissionpolicies", _POLICY, generation=True, namespaced=False),
     _builtin(
-        _ADMISSION,
-        "validatingadmissionpolicies",
-        "ValidatingAdmissionPolicy",
-        subresources=_STATUS,
-        generation=True,
-        namespaced=False,
+        _ADMISSION, "validatingadmissionpolicybindings", f"{_POLICY}Binding", namespaced=False
     ),
-    _builtin(
-        _ADMISSION,
-        "validatingadmissionpolicybindings",
-        "ValidatingAdmissionPolicyBinding",
-        namespaced=False,
-    ),
-    _builtin(
-        "apiextensions.k8s.io/v1",
-        "customresourcedefinitions",
-        "CustomResourceDefinition",
-        "crd",
-        "crds",
-        subresources=_STATUS,
-        generation=True,
-        namespaced=False,
-    ),
+    _builtin(*_DEFINITIONS, "status", generation=True, namespaced=False),
 )
 
 
@@ -183,9 +117,6 @@ def resources_of(definition: JsonObject) -> Iterator[Resource]:
             plural=names["plural"],
             kind=names["kind"],
             namespaced=spec["scope"] == "Namespaced",
-            singular=names.get("singular") or names["kind"].lower(),
-            short_names=tuple(names.get("shortNames") or ()),
-            categories=tuple(names.get("categories") or ()),
             subresources=tuple(subresources),
             generation=True,
             schema=Schema(version["schema"]["openAPIV3Schema"]),

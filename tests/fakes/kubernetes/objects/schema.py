@@ -34,30 +34,23 @@ def _child(schema: JsonObject, field: str) -> JsonObject | None:
     return {_PRESERVE: True} if extra is True or schema.get(_PRESERVE) else None
 
 
-def prune(schema: JsonObject, body: JsonObject) -> tuple[JsonObject, list[str]]:
-    """body without what schema does not know, and the paths that went."""
-    unknown: list[str] = []
+def prune(schema: JsonObject, body: JsonObject) -> JsonObject:
+    """body without what schema does not know."""
     properties = {**(schema.get("properties") or {}), **_ROOT["properties"]}
-    return _prune({**schema, "properties": properties}, body, "", unknown), unknown
+    pruned: JsonObject = _prune({**schema, "properties": properties}, body)
+    return pruned
 
 
-def _prune(schema: JsonObject, value: Any, path: str, unknown: list[str]) -> Any:
+def _prune(schema: JsonObject, value: Any) -> Any:
     if isinstance(value, list):
         items = schema.get("items") or {_PRESERVE: True}
-        return [_prune(items, item, f"{path}[{i}]", unknown) for i, item in enumerate(value)]
+        return [_prune(items, item) for item in value]
     if not isinstance(value, dict):
         return value
-    if schema.get("x-kubernetes-embedded-resource"):
-        schema = {**schema, "properties": {**_ROOT["properties"], **schema.get("properties", {})}}
-    kept = {}
-    for field, child in value.items():
-        place = f"{path}.{field}" if path else field
-        known = _child(schema, field)
-        if known is None:
-            unknown.append(place)
-        else:
-            kept[field] = _prune(known, child, place, unknown)
-    return kept
+    known = {field: _child(schema, field) for field in value}
+    return {
+        field: _prune(below, value[field]) for field, below in known.items() if below is not None
+    }
 
 
 def apply_defaults(schema: JsonObject, value: Any) -> Any:
@@ -107,7 +100,7 @@ class Schema:
         self.document = document
         self._validator = jsonschema.Draft4Validator(to_json_schema(document))
 
-    def prune(self, body: JsonObject) -> tuple[JsonObject, list[str]]:
+    def prune(self, body: JsonObject) -> JsonObject:
         return prune(self.document, body)
 
     def apply_defaults(self, body: JsonObject) -> JsonObject:

@@ -1,4 +1,4 @@
-"""Label selectors, as text in a query and as `LabelSelector` objects.
+"""Label selectors, as text in a query.
 
 Source: https://kubernetes.io/docs/concepts/overview/working-with-objects/labels/
 """
@@ -35,27 +35,3 @@ def _label_test(term: str) -> Callable[[Mapping[str, str]], bool]:
         raise bad_request(f"unable to parse requirement: {term!r} is not a label selector")
     key, value = match["key"], match["value"]
     return lambda labels: key in labels and value in {None, labels[key]}
-
-
-def matches_selector(selector: JsonObject, labels: Mapping[str, str]) -> bool:
-    """Whether labels satisfy a `LabelSelector` object; an empty one matches everything."""
-    required = selector.get("matchLabels") or {}
-    if any(labels.get(key) != value for key, value in required.items()):
-        return False
-    return all(
-        _expression_holds(expression, labels)
-        for expression in selector.get("matchExpressions") or ()
-    )
-
-
-def _expression_holds(expression: JsonObject, labels: Mapping[str, str]) -> bool:
-    key, values = expression["key"], set(expression.get("values") or ())
-    match expression["operator"]:
-        case "In":
-            return labels.get(key) in values
-        case "NotIn":
-            return labels.get(key) not in values
-        case "Exists":
-            return key in labels
-        case _:
-            return key not in labels

@@ -11,7 +11,7 @@ from aiohttp import web
 
 from tests.fakes.kubernetes.access import User, authorize, user_of
 from tests.fakes.kubernetes.api import Api
-from tests.fakes.kubernetes.errors import ApiError, JsonObject, unsupported_media_type
+from tests.fakes.kubernetes.errors import ApiError, unsupported_media_type
 from tests.fakes.kubernetes.faults import Faults, broken
 from tests.fakes.kubernetes.patching.patches import APPLY, PATCH_TYPES
 from tests.fakes.kubernetes.recorder import Recorder, make_record
@@ -113,20 +113,17 @@ class Frontend:
         options = write_options(request.query, program)
         code = 200
         if verb == "create" and target.subresource:
-            return web.json_response(actions.act(self._api, target, body, self._tokens), status=201)
+            return web.json_response(actions.act(self._api, target, body), status=201)
         if verb == "create":
-            result, code = self._api.create(target, body, options), 201
+            result, code = self._api.create(target, body), 201
         elif verb == "update":
-            result = self._api.update(target, body, options)
+            result = self._api.update(target, body)
         else:
             if request.content_type not in PATCH_TYPES:
                 raise unsupported_media_type(request.content_type, PATCH_TYPES)
             result, new = self._api.patch(target, request.content_type, body, options)
             code = 201 if new else 200
-        response = web.json_response(result, status=code)
-        for warning in options.warnings:
-            response.headers.add("Warning", f'299 - "{warning}"')
-        return response
+        return web.json_response(result, status=code)
 
     def _delete(self, target: Target, request: web.BaseRequest, body: Any) -> web.Response:
         options = delete_options(request.query, body or {})
@@ -143,11 +140,8 @@ class Frontend:
         status = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}
         return web.json_response({**status, "details": details})
 
-    def _select(self, target: Target, request: web.BaseRequest) -> list[JsonObject]:
-        return self._api.list(target, request.query.get("labelSelector", ""))
-
     def _list(self, target: Target, request: web.BaseRequest) -> web.Response:
-        found = self._select(target, request)
+        found = self._api.list(target, request.query.get("labelSelector", ""))
         return web.json_response(
             {
                 "kind": f"{target.resource.kind}List",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from tests.fakes.kubernetes.errors import JsonObject, bad_request, no_such_path
@@ -22,12 +22,10 @@ class Target:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteOptions:
-    """How to write. strict: refuse unknown fields. warnings: filled with what was dropped."""
+    """How to write."""
 
     manager: str
     force: bool = False
-    strict: bool = False
-    warnings: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +33,6 @@ class DeleteOptions:
     """How to delete. grace_s: None means what the object asks for."""
 
     uid: str = ""
-    resource_version: str = ""
     grace_s: int | None = None
 
 
@@ -44,17 +41,14 @@ def write_options(query: Mapping[str, str], program: str) -> WriteOptions:
     return WriteOptions(
         manager=query.get("fieldManager") or program,
         force=query.get("force") == "true",
-        strict=query.get("fieldValidation") == "Strict",
     )
 
 
 def delete_options(query: Mapping[str, str], body: JsonObject) -> DeleteOptions:
     """Options of a deletion, from its body or else from the query."""
-    preconditions = body.get("preconditions") or {}
     grace = body.get("gracePeriodSeconds", query.get("gracePeriodSeconds"))
     return DeleteOptions(
-        uid=preconditions.get("uid", ""),
-        resource_version=preconditions.get("resourceVersion", ""),
+        uid=(body.get("preconditions") or {}).get("uid", ""),
         grace_s=None if grace is None else int(grace),
     )
 
