@@ -42,11 +42,7 @@ def conflict(*location: str | int, value: object, message: str) -> InitErrorDeta
 
 
 def refuse(conflicts: Iterable[InitErrorDetails]) -> None:
-    """Raise one error for all broken rules of a section.
-
-    Raises:
-        ValidationError: if there is at least one.
-    """
+    """Raise one error for all broken rules of a section."""
     details = list(conflicts)
     if details:
         raise ValidationError.from_exception_data("conflict", details)

@@ -29,19 +29,12 @@ def load_run(path: Path, changes: Sequence[str] = ()) -> VCPORun:
     """Read and check a run file.
 
     changes: `FIELD=VALUE` each, with a value in YAML; a later one may change what an earlier set.
-
-    Raises:
-        SpecError: with all problems of the file, if it cannot be read, parsed or accepted.
     """
     return _validate_document(_apply_changes(path, changes), VCPORun, str(path))
 
 
 def load_document(path: Path, model: type[_Document]) -> _Document:
-    """Read and check a file of any kind, as `load_run` does for runs.
-
-    Raises:
-        SpecError: with all problems of the file, if it cannot be read, parsed or accepted.
-    """
+    """Read and check a file of any kind, as `load_run` does for runs."""
     return parse_document(_read(path), model, source=str(path))
 
 
@@ -49,19 +42,12 @@ def parse_run(text: str, *, source: str = "run") -> VCPORun:
     """Parse and check a run given as YAML (or JSON) text.
 
     Rules between fields are checked after the fields themselves.
-
-    Raises:
-        SpecError: with all problems, each with its field path and value.
     """
     return parse_document(text, VCPORun, source=source)
 
 
 def parse_document(text: str, model: type[_Document], *, source: str) -> _Document:
-    """Parse and check a document of any kind given as YAML (or JSON) text; see `parse_run`.
-
-    Raises:
-        SpecError: with all problems, each with its field path and value.
-    """
+    """Parse and check a document of any kind given as YAML (or JSON) text; see `parse_run`."""
     return _validate_document(_mapping(text, source), model, source)
 
 

@@ -46,11 +46,7 @@ class MissingPackagesError(RuntimeError):
 
 
 def check_installed(modules: Sequence[str]) -> None:
-    """Check that modules can be imported.
-
-    Raises:
-        MissingPackagesError: naming the missing modules and the cure.
-    """
+    """Check that modules can be imported."""
     missing = [name for name in modules if importlib.util.find_spec(name) is None]
     if missing:
         raise MissingPackagesError(

@@ -28,9 +28,6 @@ def try_run(
     """Yield what a trial of a run with local paths tells; its end comes last.
 
     tell: gets the lines that the user's code, and the libraries, print meanwhile.
-
-    Raises:
-        TrialError: when the run cannot be tried, or the process ends before.
     """
     command = [sys.executable, "-m", _MODULE, "--samples", str(num_prompts)]
     end = tempfile.NamedTemporaryFile("r", encoding="utf-8")  # noqa: SIM115 - closed below

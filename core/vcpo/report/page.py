@@ -40,11 +40,7 @@ SCRIPTS = (
 
 
 def write_report(run_dir: Path) -> Path:
-    """Write `report.html` from a run directory's records; an older one is replaced atomically.
-
-    Raises:
-        SpecError: when `spec.yaml` is missing or is not a run.
-    """
+    """Write `report.html` from a run directory's records; an older one is replaced atomically."""
     return write_page(run_dir / REPORT_FILE, render_report(read_run(run_dir)))
 
 

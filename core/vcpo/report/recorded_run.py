@@ -58,11 +58,7 @@ class RecordedRun:
 
 
 def read_run(run_dir: Path) -> RecordedRun:
-    """Read a run directory.
-
-    Raises:
-        SpecError: when `spec.yaml` is missing or is not a run.
-    """
+    """Read a run directory."""
     steps = sampled_steps(run_dir)
     return RecordedRun(
         run=load_run(run_dir / SPEC_FILE),

@@ -73,9 +73,6 @@ def local_model(name: str, *, with_weights: bool = True) -> str:
     for the one that fetches.
 
     with_weights: also fetch the parameters, and not only configuration and tokenizer.
-
-    Raises:
-        ModelFetchError: if it cannot be fetched.
     """
     if not is_url(name):
         return name

@@ -39,11 +39,7 @@ _METHODS: Final = ("sent_steps", "step", "evaluation", "event", "close")
 
 
 def check_sinks(run: VCPORun) -> None:
-    """Check that all sinks of a run can be opened here.
-
-    Raises:
-        SpecError: naming each that cannot, and the cure.
-    """
+    """Check that all sinks of a run can be opened here."""
     if problems := list(sink_problems(run)):
         raise SpecError("spec.tracking", problems)
 

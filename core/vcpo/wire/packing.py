@@ -150,23 +150,14 @@ def pack_logprobs(logprobs: Sequence[float]) -> bytes:
 
 
 def unpack_token_ids(field: str, data: bytes, *, most: int) -> PackedTokenIds:
-    """Read 1 to `most` token ids.
-
-    Raises:
-        InvalidMessageError: if the number of ids is wrong, or the bytes are no multiple of four.
-    """
+    """Read 1 to `most` token ids."""
     if not 1 <= (count := _count(field, data)) <= most:
         raise InvalidMessageError(field, f"{count} tokens", f"1 to {most} tokens")
     return PackedTokenIds(data)
 
 
 def unpack_logprobs(field: str, data: bytes, *, count: int) -> PackedLogprobs:
-    """Read `count` natural log-probabilities of sampled tokens.
-
-    Raises:
-        InvalidMessageError: if their number is wrong, or one of them is no log-probability of a
-            token that was sampled.
-    """
+    """Read `count` natural log-probabilities of sampled tokens."""
     if (received := _count(field, data)) != count:
         raise InvalidMessageError(field, f"{received} values", f"one per token ({count})")
     logprobs = PackedLogprobs(data)

@@ -207,11 +207,7 @@ def write_trajectory(message: work_pb2.Trajectory, trajectory: Trajectory) -> No
 
 
 def trajectory_from_message(message: work_pb2.Trajectory, *, path: str) -> Trajectory:
-    """Read and check a message; `path` is its field, for the error.
-
-    Raises:
-        InvalidMessageError: naming the first invalid field.
-    """
+    """Read and check a message; `path` is its field, for the error."""
     check_id(f"{path}.trajectory_id", message.trajectory_id)
     prompt = _token_ids(f"{path}.prompt_token_ids", message.prompt_token_ids)
     response = _token_ids(f"{path}.response_token_ids", message.response_token_ids)
@@ -254,11 +250,7 @@ def partial_to_message(partial: PartialResponse) -> work_pb2.PartialResponse:
 
 
 def partial_from_message(message: work_pb2.PartialResponse, *, path: str) -> PartialResponse:
-    """Read and check a message; `path` is its field, for the error.
-
-    Raises:
-        InvalidMessageError: naming the first invalid field.
-    """
+    """Read and check a message; `path` is its field, for the error."""
     token_ids = _token_ids(f"{path}.token_ids", message.token_ids)
     inserted_path = f"{path}.inserted_spans"
     inserted = _inserted_spans(inserted_path, message.inserted_spans, len(token_ids), first=1)

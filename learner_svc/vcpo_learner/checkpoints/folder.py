@@ -150,9 +150,6 @@ class CheckpointFolder:
         """Read the newest intact checkpoint; also return the errors of newer, damaged ones.
 
         Returns None as the checkpoint if there is none.
-
-        Raises:
-            CheckpointError: if the checkpoint has another spec or format, or none is intact.
         """
         damaged: list[DamagedCheckpointError] = []
         for step in reversed(self.steps()):
@@ -173,7 +170,6 @@ class CheckpointFolder:
 
         Raises:
             DamagedCheckpointError: if it differs from what was written.
-            CheckpointError: if there is none, or it has another spec or format.
         """
         path = checkpoint_path(self._folder, step)
         manifest = checked_manifest(path)
@@ -238,11 +234,7 @@ def best_evaluated_step(accuracies: Mapping[int, float], steps: Collection[int])
 
 
 def require_same_spec(path: Path, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
-    """Check that a file of a run may be resumed under a spec; both are continuation documents.
-
-    Raises:
-        CheckpointError: naming the fields that differ.
-    """
+    """Check that a file of a run may be resumed under a spec; both are continuation documents."""
     if changes := ", ".join(continuation_changes(before, after)):
         raise CheckpointError(
             f"{path}: belongs to a run with another spec ({changes}); change it back to resume,"
@@ -263,11 +255,7 @@ def checkpoint_paths(folder: Path) -> dict[int, Path]:
 
 
 def checkpoint_path(folder: Path, step: int) -> Path:
-    """Return the checkpoint of a step.
-
-    Raises:
-        CheckpointError: naming the steps that there are.
-    """
+    """Return the checkpoint of a step."""
     paths = checkpoint_paths(folder)
     if step not in paths:
         steps = ", ".join(map(str, sorted(paths))) or "none"
@@ -280,7 +268,6 @@ def checked_manifest(path: Path) -> CheckpointManifest:
 
     Raises:
         DamagedCheckpointError: if it differs from what was written.
-        CheckpointError: if it has another format.
     """
     try:
         manifest = CheckpointManifest.read(path)

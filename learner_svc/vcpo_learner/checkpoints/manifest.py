@@ -79,7 +79,6 @@ class CheckpointManifest(BaseModel):
 
         Raises:
             DamageError: if it is unreadable or differs from what was written.
-            CheckpointError: if another version of this program wrote it.
         """
         path = folder / MANIFEST_FILE
         try:

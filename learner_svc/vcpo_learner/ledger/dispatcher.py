@@ -169,10 +169,6 @@ class Dispatcher:
         """Accept trajectories of a lease; a repeated submission changes nothing.
 
         request: what they were read from; None if they were not received.
-
-        Raises:
-            InvalidMessageError: if a trajectory does not belong to the lease, or a token is
-                labelled with a version that does not exist yet.
         """
         self._check_versions(lease_id, "trajectories", trajectories)
         if self._round.leases.has_issued(lease_id):
@@ -215,10 +211,6 @@ class Dispatcher:
 
         partial_responses: what the worker sampled; only with exactly one lease. An evaluation round
             does not keep them.
-
-        Raises:
-            InvalidMessageError: if there are too many partial responses, or a token is labelled
-                with a version that does not exist yet.
         """
         if partial_responses:
             self._check_versions(lease_ids[0], "begun", partial_responses)

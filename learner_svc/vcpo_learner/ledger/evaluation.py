@@ -117,11 +117,7 @@ class EvaluationRound:
         return leases
 
     def submit(self, lease_id: str, trajectories: Sequence[Trajectory]) -> list[SubmitOutcome]:
-        """Accept responses; a repeated submission changes nothing.
-
-        Raises:
-            InvalidMessageError: if a trajectory does not belong to the lease.
-        """
+        """Accept responses; a repeated submission changes nothing."""
         lease = self.leases.get(lease_id)
         if lease is None:
             return [self.leases.outcome_when_closed(lease_id)] * len(trajectories)

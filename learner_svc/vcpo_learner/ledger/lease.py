@@ -144,10 +144,6 @@ class Lease:
 
         The learner does not know the text of a prompt or its tokens. It compares the prompt tokens
         of the lease's trajectories with each other and with the partial responses.
-
-        Raises:
-            InvalidMessageError: naming the first trajectory with an id of another lease, or with
-                another prompt.
         """
         self._check_prompt(trajectories)
         outcomes = []
@@ -161,11 +157,7 @@ class Lease:
         return outcomes
 
     def check_partial_responses(self, partial_responses: Sequence[PartialResponse]) -> None:
-        """Check that each partial response has a number of the lease, and no two have the same.
-
-        Raises:
-            InvalidMessageError: naming the first that has not.
-        """
+        """Check that each partial response has a number of the lease, and no two have the same."""
         free = list(self.response_numbers)
         for index, partial in enumerate(partial_responses):
             if partial.number not in free:
@@ -280,11 +272,7 @@ def lease_to_message(lease: Lease) -> ledger_pb2.HeldLease:
 
 
 def lease_from_message(message: ledger_pb2.HeldLease, *, path: str) -> Lease:
-    """Read what `lease_to_message` returned; `path` is its field, for the error.
-
-    Raises:
-        InvalidMessageError: naming the first invalid field.
-    """
+    """Read what `lease_to_message` returned; `path` is its field, for the error."""
     accepted = [
         trajectory_from_message(each, path=f"{path}.accepted[{index}]")
         for index, each in enumerate(message.accepted)
@@ -314,11 +302,7 @@ def lease_from_message(message: ledger_pb2.HeldLease, *, path: str) -> Lease:
 def partials_from_messages(
     messages: Iterable[work_pb2.PartialResponse], *, path: str
 ) -> tuple[PartialResponse, ...]:
-    """Read partial responses; `path` is the field of them, for the error.
-
-    Raises:
-        InvalidMessageError: naming the first invalid field.
-    """
+    """Read partial responses; `path` is the field of them, for the error."""
     return tuple(
         partial_from_message(each, path=f"{path}[{index}]") for index, each in enumerate(messages)
     )

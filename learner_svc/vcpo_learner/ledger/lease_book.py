@@ -86,11 +86,7 @@ class LeaseBook:
         return lease
 
     def accept(self, lease: Lease, trajectories: Sequence[Trajectory]) -> list[SubmitOutcome]:
-        """Accept trajectories of an open lease, and close it if none is missing now.
-
-        Raises:
-            InvalidMessageError: if a trajectory does not belong to the lease.
-        """
+        """Accept trajectories of an open lease, and close it if none is missing now."""
         outcomes = lease.accept(trajectories)
         num_accepted = outcomes.count(SubmitOutcome.ACCEPTED)
         self.num_missing -= num_accepted

@@ -267,9 +267,6 @@ class TrajectoryLedger:
         """Accept trajectories; a repeated submission changes nothing.
 
         request: what they were read from; None if they were not received.
-
-        Raises:
-            InvalidMessageError: if a trajectory does not belong to the lease.
         """
         if (lease := self.leases.get(lease_id)) is None:
             return [self.leases.outcome_when_closed(lease_id)] * len(trajectories)
@@ -297,10 +294,6 @@ class TrajectoryLedger:
 
         partial_responses: what the worker sampled; only with exactly one lease. If empty, the
             prompt keeps the partial responses that it was leased with.
-
-        Raises:
-            InvalidMessageError: if there are more partial responses than trajectories in a lease,
-                or they are not those of its numbers.
         """
         most, number = self._group_size, len(partial_responses)
         if number > most:
@@ -433,11 +426,7 @@ class TrajectoryLedger:
         return LedgerState(head=head, groups=tuple(sorted(self.buffer.groups())))
 
     def restore(self, parts: Sequence[ledger_pb2.LedgerSnapshot]) -> None:
-        """Continue from the parts of a snapshot; only before the first change.
-
-        Raises:
-            InvalidMessageError: naming the first invalid field.
-        """
+        """Continue from the parts of a snapshot; only before the first change."""
         head = parts[0]
         self._source.restore(head)
         self.requeued.extend(lease_from_message(each, path="requeued[]") for each in head.requeued)

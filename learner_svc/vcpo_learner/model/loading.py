@@ -63,9 +63,6 @@ def load_policy(
     lora: adapters to train instead of the weights; None trains all weights.
     context_tokens: longest prompt and response of the run; None for the model's context.
     trust_remote_code: whether Python code of the model's repository may run.
-
-    Raises:
-        ModelLoadError: if weights or tokenizer cannot be loaded.
     """
     dtype = check_config(name, revision, trust_remote_code=trust_remote_code)
     try:
@@ -126,9 +123,6 @@ def check_config(name: str, revision: str | None, *, trust_remote_code: bool) ->
     """Check by its configuration that a model can be trained; no code of the model runs.
 
     Returns: the number format of its files; float32 if the configuration has none.
-
-    Raises:
-        ModelLoadError: if there is no such model.
     """
     try:
         config, _ = PreTrainedConfig.get_config_dict(name, revision=revision)
@@ -192,11 +186,7 @@ def _list_names(names: list[str]) -> str:
 def load_vocabulary(
     model: PreTrainedModel, name: str, revision: str | None, *, trust_remote_code: bool = False
 ) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of a model, and make the model carry its vocabulary.
-
-    Raises:
-        ModelLoadError: if it cannot be loaded, or has no token for text.
-    """
+    """Load the tokenizer of a model, and make the model carry its vocabulary."""
     tokenizer = load_tokenizer(name, revision, trust_remote_code=trust_remote_code)
     try:
         keep_vocabulary(model, tokenizer)
@@ -208,11 +198,7 @@ def load_vocabulary(
 def load_tokenizer(
     name: str, revision: str | None, *, trust_remote_code: bool = False
 ) -> PreTrainedTokenizerBase:
-    """Load the tokenizer from a directory or the hub.
-
-    Raises:
-        ModelLoadError: if it cannot be loaded.
-    """
+    """Load the tokenizer from a directory or the hub."""
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             name, revision=revision, trust_remote_code=trust_remote_code

@@ -97,9 +97,6 @@ def build_skeleton(
     The model's `config.dtype` is that of the files, in which an export is written.
 
     context_tokens: longest prompt and response of the run; None for the model's context.
-
-    Raises:
-        ModelLoadError: if there is no such model.
     """
     dtype = check_config(name, revision, trust_remote_code=trust_remote_code)
     try:
@@ -149,9 +146,6 @@ def fill_skeleton(
     All ranks call it. Buffers and adapters, which are no part of the files, move to the device.
 
     folder: with files for which `holds_parameters` is true.
-
-    Raises:
-        ModelLoadError: if the files cannot be read.
     """
     # As `Module.to_empty`, but buffers keep their numbers; FSDP takes the new shards in.
     network._apply(lambda each: _move(each, device))  # type: ignore[no-untyped-call] # torch's

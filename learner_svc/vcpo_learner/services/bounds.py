@@ -54,11 +54,7 @@ class ResponseBounds:
         )
 
     def check_trajectory(self, trajectory: Trajectory, *, path: str) -> None:
-        """Check a trajectory; `path` is its place in the message.
-
-        Raises:
-            InvalidMessageError: naming the first field that exceeds its bound.
-        """
+        """Check a trajectory; `path` is its place in the message."""
         prompt, response = trajectory.prompt_token_ids, trajectory.response_token_ids
         self._check_tokens(f"{path}.prompt_token_ids", prompt)
         field = f"{path}.response_token_ids"
@@ -78,11 +74,7 @@ class ResponseBounds:
             self._check_routes(f"{path}.expert_routes", trajectory.expert_routes)
 
     def check_partial_response(self, partial: PartialResponse, *, path: str) -> None:
-        """Check a partial response; an incomplete one must have room for one more token.
-
-        Raises:
-            InvalidMessageError: naming the first field that exceeds its bound.
-        """
+        """Check a partial response; an incomplete one must have room for one more token."""
         field, length = f"{path}.token_ids", len(partial.token_ids)
         self._check_tokens(field, partial.token_ids)
         is_complete = partial.finish_reason is not None

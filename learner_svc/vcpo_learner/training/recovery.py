@@ -50,11 +50,7 @@ class Recovery:
     step_log: StepLog
 
     def require_unused(self) -> None:
-        """Check that the run directory holds nothing of another run.
-
-        Raises:
-            CheckpointError: naming the directory and the fix.
-        """
+        """Check that the run directory holds nothing of another run."""
         held = ""
         if steps := self.saver.checkpoints.steps():
             held = f"a checkpoint of step {steps[-1]}"
@@ -70,10 +66,6 @@ class Recovery:
         """Load the newest intact checkpoint and the log after it; return the checkpoint's step.
 
         Returns 0 if there is no checkpoint.
-
-        Raises:
-            CheckpointError: if there are checkpoints and none can be used, or there is none and the
-                log goes on from one, or the spec is another.
         """
         log, spec = self.log, continuation_document(self.run)
         if log.spec is not None:

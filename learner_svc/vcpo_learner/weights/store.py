@@ -116,11 +116,7 @@ class PolicyStore:
     async def wait_for_newest(
         self, *, held_incarnation: str, held_version: int | None, wait_s: float
     ) -> PublishedPolicy:
-        """Return the newest version; wait up to `wait_s` for one that the caller does not hold.
-
-        Raises:
-            NotFoundError: if no version was published in that time.
-        """
+        """Return the newest version; wait up to `wait_s` for one that the caller does not hold."""
         deadline_s = self._clock() + wait_s
         while True:
             newest = self.newest
