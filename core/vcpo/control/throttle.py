@@ -5,8 +5,7 @@
     floor <= share < recover  keep the limit and restart the count of healthy steps; at limit 0
                               count these steps too, but slowly
     recover <= share          add 1 after every `RECOVERY_STEPS` such steps, up to the maximum
-    early warning             set the limit to 0 at once, whatever the share is; the run's spec
-                              says from which level on, critical unless it is set
+    critical warning          set the limit to 0 at once, whatever the share is
 
 The share is of the on-policy ESS ratio, because mismatch alone keeps the plain ratio below 1. The
 throttle counts steps and not polls: a second poll of the same step changes nothing. The learner

@@ -7,7 +7,7 @@ weights and per 128 activations); GPUs from compute capability 8.9 on have it in
 bfloat16 and refuse float32, and none is for linear layers in int8.
 
 vLLM also computes x W + scale (x A) B beside a base model that it loads once. Otherwise the worker
-merges every version into a full set of weights (`weights.lora_merge`): W + scale B A.
+merges every version into a full set of weights: W + scale B A.
 
 Source: vLLM 0.32.0, https://docs.vllm.ai/en/v0.32.0/features/quantization/online/ and the tables
 `_ONLINE_LINEAR_METHODS` and `_POSSIBLE_FP8_BLOCK_KERNELS` of its source; `vllm.lora`.

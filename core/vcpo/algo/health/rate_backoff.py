@@ -3,7 +3,7 @@
 Old data and a high learning rate cause a collapse together: the rate sets how far the policy moves
 in one step, and the lag sets over how many steps that adds up. A run that gets fresh data and keeps
 its rate recovers, and comes back to the same place as soon as its data may age again. So every
-warning that is bad enough (`GuardPolicy.slows`), and every rollback, also halves the rate.
+warning that is bad enough (`GuardPolicy.answers`), and every rollback, also halves the rate.
 
     a warning     halve the factor, at most once in `WINDOW_STEPS` steps
     a rollback    halve the factor and its ceiling for good, unless the warning of the same step did

@@ -26,9 +26,9 @@ if _version_not_supported:
 
 
 class PolicyServiceStub:
-    """Policy: immutable, numbered sets of weights. Version n holds the policy's state, its parameters and
-    persistent buffers, after n steps of one incarnation of the learner. A learner that restarts from
-    a checkpoint is a new incarnation, and its version n is another set of weights.
+    """Policy: immutable, numbered sets of weights. A version holds the policy's state, its parameters and
+    persistent buffers, after a step. A learner that restarts is a new incarnation and numbers its
+    versions from the next billion, so a number names one set of weights.
 
     The learner writes a version's files into a folder: now and then the full set, and else a delta to
     the version before. The manifest says which files lead to the version. It describes the full set,
@@ -53,9 +53,9 @@ class PolicyServiceStub:
 
 
 class PolicyServiceServicer:
-    """Policy: immutable, numbered sets of weights. Version n holds the policy's state, its parameters and
-    persistent buffers, after n steps of one incarnation of the learner. A learner that restarts from
-    a checkpoint is a new incarnation, and its version n is another set of weights.
+    """Policy: immutable, numbered sets of weights. A version holds the policy's state, its parameters and
+    persistent buffers, after a step. A learner that restarts is a new incarnation and numbers its
+    versions from the next billion, so a number names one set of weights.
 
     The learner writes a version's files into a folder: now and then the full set, and else a delta to
     the version before. The manifest says which files lead to the version. It describes the full set,
@@ -91,9 +91,9 @@ def add_PolicyServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class PolicyService:
-    """Policy: immutable, numbered sets of weights. Version n holds the policy's state, its parameters and
-    persistent buffers, after n steps of one incarnation of the learner. A learner that restarts from
-    a checkpoint is a new incarnation, and its version n is another set of weights.
+    """Policy: immutable, numbered sets of weights. A version holds the policy's state, its parameters and
+    persistent buffers, after a step. A learner that restarts is a new incarnation and numbers its
+    versions from the next billion, so a number names one set of weights.
 
     The learner writes a version's files into a folder: now and then the full set, and else a delta to
     the version before. The manifest says which files lead to the version. It describes the full set,
