@@ -27,9 +27,9 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class PolicyServiceStub:
-    """Policy: immutable, numbered sets of weights. Version n holds the policy's state, its parameters and
-    persistent buffers, after n steps of one incarnation of the learner. A learner that restarts from
-    a checkpoint is a new incarnation, and its version n is another set of weights.
+    """Policy: immutable, numbered sets of weights. A version holds the policy's state, its parameters and
+    persistent buffers, after a step. A learner that restarts is a new incarnation and numbers its
+    versions from the next billion, so a number names one set of weights.
 
     The learner writes a version's files into a folder: now and then the full set, and else a delta to
     the version before. The manifest says which files lead to the version. It describes the full set,
@@ -51,9 +51,9 @@ class PolicyServiceStub:
 
 @_typing.type_check_only
 class PolicyServiceAsyncStub(PolicyServiceStub):
-    """Policy: immutable, numbered sets of weights. Version n holds the policy's state, its parameters and
-    persistent buffers, after n steps of one incarnation of the learner. A learner that restarts from
-    a checkpoint is a new incarnation, and its version n is another set of weights.
+    """Policy: immutable, numbered sets of weights. A version holds the policy's state, its parameters and
+    persistent buffers, after a step. A learner that restarts is a new incarnation and numbers its
+    versions from the next billion, so a number names one set of weights.
 
     The learner writes a version's files into a folder: now and then the full set, and else a delta to
     the version before. The manifest says which files lead to the version. It describes the full set,
@@ -71,9 +71,9 @@ class PolicyServiceAsyncStub(PolicyServiceStub):
     """
 
 class PolicyServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Policy: immutable, numbered sets of weights. Version n holds the policy's state, its parameters and
-    persistent buffers, after n steps of one incarnation of the learner. A learner that restarts from
-    a checkpoint is a new incarnation, and its version n is another set of weights.
+    """Policy: immutable, numbered sets of weights. A version holds the policy's state, its parameters and
+    persistent buffers, after a step. A learner that restarts is a new incarnation and numbers its
+    versions from the next billion, so a number names one set of weights.
 
     The learner writes a version's files into a folder: now and then the full set, and else a delta to
     the version before. The manifest says which files lead to the version. It describes the full set,
