@@ -1,15 +1,12 @@
 from __future__ import annotations
 
-import asyncio
 import io
 import sys
-import threading
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from tests.fixtures.rollout.worker import eventually, learner_fixture, run_in_task
 from vcpo.api import VCPORun, load_run, parse_run, run_to_yaml
 from vcpo.local.preflight import with_local_paths
 from vcpo.metrics import RolloutMetrics
@@ -188,30 +185,6 @@ async def test_calls_of_the_environment_are_timed_whether_or_not_they_fail():
     assert worker.value("environment_seconds_sum") > 0.0
 
 
-async def test_a_failed_call_is_counted_by_how_it_failed():
-    worker = WorkerMetrics(timeout_s=0.05)
-    released = threading.Event()
-    assert worker.failures() == {"timeout": 0.0, "raised": 0.0}
-    with pytest.raises(EnvironmentFailedError):
-        await worker.threads.call(partial(fail, KeyError("answer")))
-    assert worker.failures() == {"timeout": 0.0, "raised": 1.0}
-    with pytest.raises(EnvironmentFailedError):
-        await worker.threads.call(released.wait)
-    released.set()
-    assert worker.failures() == {"timeout": 1.0, "raised": 1.0}
-
-
-async def test_a_call_that_nobody_waits_for_any_more_is_not_timed():
-    worker = WorkerMetrics()
-    released, entered = threading.Event(), threading.Event()
-    call = asyncio.create_task(worker.threads.call(lambda: entered.set() or released.wait()))
-    await asyncio.to_thread(entered.wait)
-    call.cancel()
-    await asyncio.wait([call])
-    released.set()
-    assert worker.value("environment_seconds_count") == 0.0
-
-
 @pytest.mark.parametrize(
     ("events", "age"),
     [
@@ -232,13 +205,3 @@ def test_the_age_of_the_weights_is_how_far_they_are_behind_what_was_heard(events
         else:
             worker.gauges.hear_of_version(version)
     assert worker.value("weights_age_versions") == age
-
-
-async def test_weights_that_do_not_arrive_get_older():
-    async with learner_fixture() as fixture:
-        fixture.publish(0)
-        async with run_in_task(fixture.worker()):
-            await eventually(lambda: fixture.engine.swapped == [0])
-            fixture.engine.swap_weights = lambda weights: asyncio.Event().wait()
-            fixture.publish(1)
-            await eventually(lambda: fixture.count("vcpo_rollout_weights_age_versions") == 1.0)

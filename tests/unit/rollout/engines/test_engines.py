@@ -300,10 +300,6 @@ def test_without_a_tokenizer_every_row_of_a_skeleton_is_a_token(tmp_path, make_m
     assert vocabulary_of(load_model_skeleton(str(tmp_path))) is None
 
 
-def test_the_tokenizer_is_the_folders(folder):
-    assert load_tokenizer(str(folder)).convert_tokens_to_ids(["yes", "<eos>"]) == [1, 2]
-
-
 def test_end_tokens_are_the_tokenizers_and_the_configured_ones(folder):
     tokenizer = load_tokenizer(str(folder))
     assert load_end_token_ids(str(folder), tokenizer) == {2}

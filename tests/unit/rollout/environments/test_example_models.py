@@ -37,26 +37,12 @@ def model(name):
 
 
 @pytest.mark.parametrize(
-    "text", ["24 from 3 5 9: ", "sort 52914=", "<answer>(3+5)*9</answer>", "a=12 b*a: ", "=72\n"]
-)
-def test_tokens_give_back_the_text(tokenizer, text):
-    tokens = tokenizer.encode(text, add_special_tokens=False)
-    assert tokenizer.decode(tokens, skip_special_tokens=True) == text
-
-
-@pytest.mark.parametrize(
     "task", ["examples.plugins.calculator.calculator:Calculator", "countdown", "sort_digits"]
 )
 @pytest.mark.parametrize("style", ["plain", "instruct"])
 def test_a_model_knows_every_character_of_the_prompts(tokenizer, task, style):
     prompt = make_environment(task, {"style": style}, 0).prompt(Split.TRAIN, 0)
     assert tokenizer.unk_token_id not in tokenizer.encode(prompt.text)
-
-
-def test_a_model_is_float32_and_ends_with_the_tokenizers_end(model, tokenizer):
-    assert {str(weight.dtype) for weight in model.parameters()} == {"torch.float32"}
-    assert model.config.eos_token_id == tokenizer.eos_token_id
-    assert model.config.vocab_size == len(tokenizer)
 
 
 @pytest.mark.parametrize(
@@ -119,19 +105,3 @@ def test_only_what_the_model_writes_has_labels():
         "12<eos>",
     ]
     assert tokenizer.decode(ids[0]) == "a=1: 1+2<eos>=3\n<answer>3</answer><eos>"
-
-
-def test_the_same_seed_gives_the_same_folder(tmp_path):
-    import torch
-
-    tokenizer = warm_start.build_tokenizer()
-    for folder in ("first", "second"):
-        torch.manual_seed(0)
-        model = warm_start.build_model(tokenizer)
-        shown = iter([("sort 21=", [Part("12")]), ("sort 312=", [Part("123")])] * 4)
-        warm_start.train(
-            model, tokenizer, shown, name="learn", steps=2, batch_size=4, learning_rate=2e-3
-        )
-        warm_start.save(model, tokenizer, tmp_path / folder)
-    for path in (tmp_path / "first").iterdir():
-        assert path.read_bytes() == (tmp_path / "second" / path.name).read_bytes()

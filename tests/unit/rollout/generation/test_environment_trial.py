@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import socket
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -206,9 +205,3 @@ async def test_a_function_that_gives_no_reward_is_told_before_the_run(
 async def test_a_parameter_that_the_task_refuses_is_told_as_by_a_worker():
     told = await refusal_of("countdown", parameters={"numbers": [9, 3]})
     assert told.startswith("environment.parameters.numbers: ")
-
-
-async def test_data_that_is_not_there_is_told_as_by_a_worker(tmp_path: Path):
-    told = await refusal_of("gsm8k", parameters={"path": str(tmp_path / "none.jsonl")})
-    assert told.startswith("environment.parameters.path: ")
-    assert "does not exist" in told

@@ -1,14 +1,10 @@
 import asyncio
 
 import pytest
-import pytest_asyncio
 
-from tests.fixtures.rollout.models import build_model, forward_logprobs, make_policy_weights
-from tests.fixtures.rollout.worker import THREADS, eventually, learner_fixture, run_in_task
+from tests.fixtures.rollout.worker import THREADS
 from vcpo.wire.trajectory import FinishReason, TokenSpan, VersionSpan
 from vcpo_rollout.engines.engine import Generation, GenerationRequest
-from vcpo_rollout.engines.hf.engine import HfEngine
-from vcpo_rollout.environments import Prompt
 from vcpo_rollout.generation.environment_pool import EnvironmentFailedError
 from vcpo_rollout.generation.history import History
 from vcpo_rollout.generation.multi_turn import converse
@@ -105,12 +101,6 @@ def test_what_was_inserted_is_marked_and_has_neither_version_nor_probability():
     assert (response.reward, response.finish_reason) == (1.0, FinishReason.STOP)
 
 
-def test_a_conversation_of_one_turn_is_an_ordinary_response():
-    response = hold(Scripted(turn(10, END)), Listener())
-    assert response.inserted_spans == ()
-    assert response.response_token_ids == (10, END)
-
-
 def test_replies_take_up_room_too():
     engine = Scripted(turn(10, END), turn(11, END))
     hold(engine, Listener("xyz"), room=9)
@@ -148,71 +138,3 @@ def test_what_the_environment_raises_is_a_typed_failure(change, said):
         setattr(listener, name, replacement)
     with pytest.raises(EnvironmentFailedError, match=said):
         hold(Scripted(turn(10, END)), listener)
-
-
-async def test_the_engines_probabilities_are_those_of_the_whole_history():
-    model = build_model()
-    engine = HfEngine(
-        build_model(),
-        end_token_ids=frozenset(range(1, 10)),  # many, so that turns are short
-        pad_token_id=0,
-        max_concurrent_sequences=4,
-        seed=0,
-    )
-    request = GenerationRequest(prompt_token_ids=PROMPT, temperature=0.8, max_new_tokens=60)
-    try:
-        await engine.swap_weights(make_policy_weights(model, 0))
-        responses = await asyncio.gather(
-            *(
-                converse(
-                    "lease/0",
-                    Listener("xy", "z"),
-                    History(request=request),
-                    engine=engine,
-                    codec=Letters(),
-                    threads=THREADS,
-                    interrupt=asyncio.Event(),
-                )
-                for _ in range(4)
-            )
-        )
-    finally:
-        await engine.close()
-    assert sum(len(response.inserted_spans) for response in responses) > 4
-    for response in responses:
-        whole = forward_logprobs(model, PROMPT, response.response_token_ids, 0.8)
-        sampled = [value for value, own in zip(whole, response.sampled_mask, strict=True) if own]
-        assert response.rollout_logprobs == pytest.approx(sampled, abs=1e-4)
-
-
-class Talkative:
-    """An environment whose every response takes two turns."""
-
-    def prompt(self, split, index):
-        return Prompt(text=f"{split} {index}", answer="")
-
-    def reward(self, prompt, response):
-        raise NotImplementedError
-
-    def converse(self, prompt):
-        return Listener("x", reward=0.5)
-
-
-@pytest_asyncio.fixture
-async def fixture():
-    async with learner_fixture() as fixture:
-        fixture.environment = Talkative()
-        yield fixture
-
-
-async def test_a_worker_submits_conversations_that_the_learner_accepts(fixture):
-    fixture.publish(0)
-    async with run_in_task(fixture.worker()):
-        await eventually(lambda: fixture.samples("accepted") == 8)
-    first, _ = fixture.ledger.take_batch(step=0, max_policy_lag_steps=0)
-    (one, two) = first.trajectories
-    assert [one.trajectory_id, two.trajectory_id] == ["train-now-0/0", "train-now-0/1"]
-    # The fake engine samples 5 and the end token; the fake codec encodes every reply as 7.
-    assert one.response_token_ids == (5, 1, 7, 5, 1)
-    assert one.inserted_spans == (TokenSpan(start=2, num_tokens=1),)
-    assert (one.reward, one.num_sampled_tokens) == (0.5, 4)

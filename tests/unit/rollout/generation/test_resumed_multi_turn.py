@@ -204,26 +204,6 @@ async def check_resumed(turns, room, data):
     assert await converse_with(conversation, history, Reciting(turns)) == whole
 
 
-@given(st.lists(st.tuples(st.lists(st.integers(10, 99)), st.lists(st.integers(100, 109)))))
-def test_turns_are_found_again_by_their_end_tokens_and_replies(turns):
-    history = History(request=request_of(10_000))
-    for sampled, inserted in turns:
-        token_ids = (*sampled, END)
-        spans = versions((0, len(token_ids)))
-        logprobs = (0.0,) * len(token_ids)
-        history.append_sampled(
-            PartialResponse(token_ids=token_ids, logprobs=logprobs, version_spans=spans)
-        )
-        history.insert(inserted)
-    partial = history.to_partial_response()
-    expected = [
-        Turn(sampled=(*sampled, END), inserted=tuple(inserted)) for sampled, inserted in turns
-    ]
-    if expected and not expected[-1].inserted:
-        expected.pop()  # perhaps nobody has replied to it
-    assert (replied_turns(partial, ENDINGS) if partial else []) == expected
-
-
 def test_a_stop_string_divides_turns_as_an_end_token_does():
     # The codec writes a token as its character: `)` completes the string and is sampled.
     endings = Endings(token_ids=ENDS, stop_strings=StopStrings(Characters(), ["!)"]))

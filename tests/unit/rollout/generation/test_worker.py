@@ -248,17 +248,6 @@ async def test_responses_in_progress_are_submitted_while_the_run_drains(fixture)
     assert counts(fixture).buffered == 4
 
 
-async def test_a_worker_at_the_lag_limit_continues_as_soon_as_it_has_the_next_version():
-    async with learner_fixture(algorithm={"maxPolicyLagSteps": 0}) as fixture:
-        fixture.publish(0)
-        async with run_in_task(fixture.worker()):
-            await eventually(lambda: counts(fixture).buffered == 4)
-            fixture.ledger.take_batch(step=0, max_policy_lag_steps=0)
-            fixture.publish(1)
-            await eventually(lambda: counts(fixture).buffered == 4)
-        assert fixture.engine.swapped == [0, 1]
-
-
 async def test_a_preempted_response_is_interrupted_and_resumed_after_the_step():
     batch = {"promptsPerStep": 2, "trajectoriesPerPrompt": 2, "overProvisionRatio": 2.0}
     async with learner_fixture(batch=batch) as fixture:

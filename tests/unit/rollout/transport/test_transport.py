@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import grpc
 import pytest
 
 from tests.fixtures.certificates import write_certificates
@@ -79,14 +78,6 @@ async def test_an_unavailable_learner_is_asked_again_until_it_answers():
     assert (given.phase, len(given.leases), given.retry_after_s) == (RunPhase.DRAINING, 1, 0.25)
 
 
-async def test_a_request_that_is_wrong_is_not_repeated():
-    failing = FailingLearner(InvalidMessageError("max_trajectories", 0, "1 or more"))
-    async with channel_to(failing) as channel:
-        with pytest.raises(grpc.aio.AioRpcError, match="max_trajectories"):
-            await learner_at(channel).lease(held=HELD, max_trajectories=0, wait_s=0)
-    assert len(failing.requests) == 1
-
-
 async def test_a_refused_submission_says_what_was_wrong_with_it():
     failing = FailingLearner(
         InvalidMessageError("trajectories[0].reward", "nan", "a finite number")
@@ -112,15 +103,6 @@ async def test_a_group_is_split_into_submissions_by_its_bytes():
         await learner_at(channel, submit_bytes=two).submit("l", group)
     sizes = [[one.trajectory_id for one in each.trajectories] for each in failing.requests]
     assert sizes == [["l/0", "l/1"], ["l/2"]]
-
-
-async def test_a_response_larger_than_a_submission_goes_alone():
-    failing = FailingLearner()
-    async with channel_to(failing) as channel:
-        await learner_at(channel, submit_bytes=1).submit(
-            "l", [make_trajectory("l", 0), make_trajectory("l", 1)]
-        )
-    assert [len(each.trajectories) for each in failing.requests] == [1, 1]
 
 
 async def test_only_what_the_learner_took_is_counted():

@@ -69,16 +69,6 @@ async def test_whoever_holds_a_version_gets_the_deltas_from_there():
     assert (name, positions.tolist()) == ("layer.weight", [0, 1, 2, 3, 4])
 
 
-async def test_elements_that_change_twice_stand_once_among_the_changes():
-    with learner_and_worker(1) as (learner, worker):
-        await worker.fetch()
-        learner.publish(0, 2)
-        weights = await worker.fetch()
-    (positions,) = weights.changes.positions.values()
-    assert positions.tolist() == [0, 1]
-    assert weights.payload == payload_of(2)
-
-
 async def test_a_worker_that_is_too_far_behind_gets_the_full_set():
     with learner_and_worker(0) as (learner, worker):
         await worker.fetch()
@@ -238,28 +228,6 @@ async def test_a_size_beyond_all_memory_is_refused():
             await worker.fetch(manifest)
 
 
-async def test_the_full_set_in_memory_is_patched_and_not_replaced():
-    with learner_and_worker(0) as (learner, worker):
-        first = await worker.fetch()
-        learner.publish(1)
-        second = await worker.fetch()
-    assert second.payload is first.payload
-    assert second.payload == payload_of(1)
-
-
-async def test_a_file_that_is_removed_while_it_is_sent_is_sent_to_its_end():
-    with learner_and_worker(0) as (learner, worker):
-
-        def removed(data):
-            learner.store_folder.keep([])
-            return data
-
-        learner.failures = [removed]
-        manifest = learner.manifest()
-        assert (await worker.fetch(manifest)).payload == payload_of(0)
-        assert await Worker(learner).fetch(manifest) is None
-
-
 async def test_whoever_sees_the_folder_reads_in_place_and_asks_no_server():
     with learner_and_worker(0, 1) as (learner, worker):
         manifest = learner.manifest()
@@ -294,14 +262,6 @@ async def test_a_server_that_cannot_be_reached_is_reported_once(caplog):
         assert await worker.fetch(manifest) is None
     (line,) = caplog.messages
     assert "version 0 cannot be read: ConnectionRefusedError" in line
-
-
-async def test_without_a_server_or_a_folder_there_is_nothing_to_read(caplog):
-    with learner_and_worker(0) as (learner, worker):
-        manifest = learner.manifest()
-        manifest.address = ""
-        assert await worker.fetch(manifest) is None
-    assert "nobody sends its files" in caplog.text
 
 
 async def test_a_worker_without_the_key_is_refused_and_one_with_it_is_not(caplog):

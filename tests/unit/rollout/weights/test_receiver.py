@@ -1,13 +1,11 @@
 import asyncio
 import contextlib
-import logging
 import time
 
 import pytest
 import safetensors.torch
 import torch
 
-from tests.fixtures.learner.dispatcher import ManualClock
 from tests.fixtures.rollout.policy_versions import flip_bit, served_versions
 from tests.fixtures.rollout.worker import (
     FakeEngine,
@@ -114,24 +112,6 @@ async def test_each_new_version_is_brought_into_the_engine(server, engine):
     assert engine.swapped == [0, 1]
 
 
-async def test_swaps_are_summed_up_once_a_minute(server, engine, caplog):
-    clock = ManualClock()
-    with caplog.at_level(logging.INFO, logger="vcpo_rollout"):
-        async with follow_server(server, engine, clock=clock) as (receiver, _):
-            held = await receiver.wait_for_other(None)
-            for version in range(1, 13):
-                clock.advance(10.0)
-                server.offer(version)
-                held = await receiver.wait_for_other(held)
-            await eventually(lambda: len(caplog.messages) == 3)
-    said = [message.rpartition(",")[0] for message in caplog.messages]
-    assert said == [
-        "version 0 is in use; swaps since the last summary: 1",
-        "version 6 is in use; swaps since the last summary: 6",
-        "version 12 is in use; swaps since the last summary: 6",
-    ]
-
-
 async def test_a_prepared_version_is_what_the_engine_gets_under_its_own_label(server, engine):
     taken = []
 
@@ -212,15 +192,6 @@ async def test_a_restarted_learner_is_followed_back_to_a_lower_version(server, e
         server.offer(4, incarnation="after")
         now = await receiver.wait_for_other(held)
     assert now == HeldPolicy(incarnation="after", policy_version=4)
-
-
-async def test_the_same_version_of_another_incarnation_is_another_set_of_weights(server, engine):
-    server.offer(4, incarnation="before")
-    async with follow_server(server, engine) as (receiver, _):
-        held = await receiver.wait_for_other(None)
-        server.offer(4, incarnation="after")
-        assert (await receiver.wait_for_other(held)).incarnation == "after"
-    assert engine.swapped == [4, 4]
 
 
 async def test_an_engine_that_refuses_intact_weights_is_an_error(server, engine):

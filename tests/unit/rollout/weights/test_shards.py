@@ -1,6 +1,5 @@
 """A version in shards arrives from several servers, exactly or not at all."""
 
-import asyncio
 import contextlib
 
 import pytest
@@ -16,11 +15,7 @@ from tests.fixtures.rollout.shards import (
     sharded_learner,
     with_changes,
 )
-from tests.fixtures.rollout.worker import FakeEngine, eventually
-from vcpo.metrics import RolloutMetrics
 from vcpo.wire.weights import CorruptWeightsError
-from vcpo_rollout.gauges import RolloutGauges
-from vcpo_rollout.weights.receiver import WeightReceiver
 
 THREE_RANKS = {
     "layer.weight": (0, 24, 25, 64),
@@ -132,39 +127,6 @@ async def test_a_shard_that_stayed_behind_takes_more_deltas_than_the_others():
             ["00000000-00000001.delta", "00000001-00000002.delta"],
         ]
     assert (weights.policy_version, weights.changes) == (2, None)
-
-
-async def test_no_version_reaches_the_engine_before_every_shard_is_here():
-    with sharded_learner(TWO_RANKS) as learner:
-        worker, engine, heard = ShardedWorker(learner), FakeEngine(), []
-
-        class Client:
-            """As much of the learner's client as the receiver calls."""
-
-            async def newest_policy(self, held, *, wait_s):
-                heard.append(held)
-                while held is not None and held.policy_version == max(learner.versions):
-                    await asyncio.sleep(0.001)
-                return learner.manifest()
-
-        receiver = WeightReceiver(
-            learner=Client(),
-            engine=engine,
-            gauges=RolloutGauges(RolloutMetrics(run="run", group="main")),
-            fetcher=worker.fetcher,
-        )
-        learner.publish(0, VERSIONS[0])
-        learner.stop(1)
-        async with asyncio.TaskGroup() as group:
-            receiving = group.create_task(receiver.run())
-            await eventually(lambda: len(heard) > 1)
-            assert engine.swapped == []
-            learner.start(1)
-            held = await receiver.wait_for_other(None)
-            learner.publish(1, VERSIONS[1])
-            await receiver.wait_for_other(held)
-            receiving.cancel()
-    assert engine.swapped == [0, 1]
 
 
 @st.composite

@@ -52,16 +52,6 @@ def assert_scored_as_alone(ended, model, reference_logprobs):
         assert generation.logprobs == pytest.approx(expected, abs=5e-5)
 
 
-@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
-def test_ragged_prompts_are_scored_as_if_each_were_alone(
-    make_model, make_batch, make_draft, reference_logprobs, tied
-):
-    model = make_model(tied=tied)
-    batch = make_batch(model)
-    batch.admit([make_draft(prompt) for prompt in (LONG, SHORT, MIDDLE)])
-    assert_scored_as_alone(run(batch), model, reference_logprobs)
-
-
 def test_long_responses_are_scored_right_to_their_ends(
     make_model, make_batch, make_draft, reference_logprobs
 ):
@@ -128,19 +118,6 @@ def test_rows_are_read_again_after_a_swap_with_masks_that_stay_bounded(
     # Contexts of 20, 20, 3, 6 and 20 tokens; two rows of 20 are allowed, and five of at most 6.
     assert computed == [(2, 20), (2, 6), (1, 20)]
     assert_scored_as_alone(run(batch), model, reference_logprobs)
-
-
-def test_responses_to_one_prompt_are_scored_as_if_each_were_alone(
-    make_model, make_batch, make_draft, reference_logprobs
-):
-    model = make_model()
-    batch = make_batch(model)
-    batch.admit([make_draft(prompt) for prompt in (LONG, SHORT, LONG, SHORT)])
-    batch.step()
-    batch.admit([make_draft(prompt) for prompt in (MIDDLE, SHORT, MIDDLE)])
-    ended = run(batch)
-    assert_scored_as_alone(ended, model, reference_logprobs)
-    assert len({generation.token_ids for generation in ended.values()}) > 3
 
 
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])

@@ -95,18 +95,6 @@ async def test_a_sequence_in_progress_continues_with_new_weights(
     assert generation.finish_reason is FinishReason.STOP
 
 
-async def test_requests_beyond_the_places_are_served_in_turn(
-    start, make_model, make_request, publish
-):
-    engine = start(make_model(), num_slots=2)
-    await engine.swap_weights(publish(make_model(), 1))
-    lengths = [3, 1, 4, 1, 5, 9, 2]
-    generations = await asyncio.gather(
-        *(engine.generate(make_request(PROMPT, max_new_tokens=length)) for length in lengths)
-    )
-    assert [len(generation.token_ids) for generation in generations] == lengths
-
-
 async def test_a_batch_never_holds_more_than_its_places(start, make_model, make_request, publish):
     model, sizes = make_model(), []
     engine = start(model, num_slots=2)

@@ -15,7 +15,7 @@ from tests.unit.rollout.engines.vllm.tiny_adapters import (
     version_of,
 )
 from tests.unit.rollout.engines.vllm.tiny_vllm import NUM_PLACES, build, save_settings, start
-from vcpo.api.workloads import Lora, Precision
+from vcpo.api.workloads import Lora
 from vcpo_rollout.engines.engine import EngineError
 from vcpo_rollout.engines.vllm.start import engine_arguments
 
@@ -126,9 +126,3 @@ def test_vllm_leaves_alone_the_layers_that_get_no_adapter(tmp_path, named, adapt
     settings = save_settings(tmp_path, lora=Lora(targetModules=named))
     arguments = engine_arguments(settings, on_cpu=False)
     assert arguments["lora_target_modules"] == adapted_layers
-
-
-def test_adapters_and_base_are_of_the_groups_precision(tmp_path):
-    settings = save_settings(tmp_path, lora=LORA, precision=Precision.BFLOAT16)
-    arguments = engine_arguments(settings, on_cpu=False)
-    assert (arguments["dtype"], arguments.get("lora_dtype", "auto")) == ("bfloat16", "auto")

@@ -263,17 +263,6 @@ class TestEngine:
         await engine.swap_weights(publish(double_parameters(base, [changed]), 3))
         assert_equal_where_both_sampled(found, await first_logprobs(engine, request))
 
-    async def test_a_version_that_changes_nothing_changes_its_label(
-        self, engine, make_request, publish
-    ):
-        request = make_request(PROMPT, max_new_tokens=1)
-        await engine.swap_weights(publish(build(seed=85), 1))
-        before = await first_logprobs(engine, request)
-        same = publish(build(seed=85), 2)
-        await engine.swap_weights(with_changes(same, base=1, names=[]))
-        assert_equal_where_both_sampled(await first_logprobs(engine, request), before)
-        assert engine.policy_version == 2
-
     async def test_an_end_token_ends_the_response_and_is_part_of_it(
         self, engine, make_request, publish
     ):
@@ -349,16 +338,6 @@ class TestEngine:
         assert generation.version_spans[-1].policy_version == 65
         assert_scored_by_its_versions(generation, rest, models, reference_logprobs)
 
-    async def test_a_request_interrupted_beforehand_returns_its_partial_response(
-        self, engine, make_request, publish
-    ):
-        await engine.swap_weights(publish(build(seed=0), 66))
-        interrupt = asyncio.Event()
-        interrupt.set()
-        with pytest.raises(GenerationInterruptedError) as caught:
-            await engine.generate(make_request(PROMPT), interrupt=interrupt)
-        assert caught.value.partial_response is None
-
     async def test_a_swap_that_its_caller_gave_up_is_finished(self, engine, make_request, publish):
         await engine.swap_weights(publish(build(seed=0), 71))
         swapping = asyncio.create_task(engine.swap_weights(publish(build(seed=0), 72)))
@@ -368,10 +347,6 @@ class TestEngine:
         await engine.swap_weights(publish(build(seed=0), 73))
         generation = await engine.generate(make_request(PROMPT, max_new_tokens=2))
         assert [span.policy_version for span in generation.version_spans] == [73]
-
-    async def test_a_request_beyond_the_context_is_refused(self, engine, make_request):
-        with pytest.raises(EngineError, match="exceeds the model's context of 32768 tokens"):
-            await engine.generate(make_request(PROMPT, max_new_tokens=32_766))
 
 
 def end_of(token_ids):

@@ -19,11 +19,6 @@ def judge():
     return MathJudge()
 
 
-def test_expressions_of_one_meaning_are_equal(judge):
-    assert judge.is_equal(r"\frac{3}{4}", "0.75")
-    assert not judge.is_equal(r"\frac{3}{4}", "0.76")
-
-
 def test_it_can_be_asked_from_any_thread(judge):
     with ThreadPoolExecutor(4) as pool:
         verdicts = pool.map(judge.is_equal, ["2", "3", "4", "5"], ["4/2", "4", "8/2", "6"])
@@ -174,7 +169,3 @@ def test_the_answer_is_what_the_solution_boxes(problems):
         r"\frac13",
         "120",
     }
-
-
-def test_the_prompt_asks_for_a_box(problems):
-    assert problems.prompt(Split.TRAIN, 0).text.endswith(r"then give the answer in \boxed{}.")
