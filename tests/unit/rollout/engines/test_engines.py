@@ -15,6 +15,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from tests.fixtures.rollout.models import build_model, parameters_of, request_for
 from tests.fixtures.rollout.tokenizers import PIECES, byte_fallback, byte_level, pieces
 from vcpo.api.algorithm import Sampling
 from vcpo.api.workloads import EngineName, Lora, Precision, Quantization, RolloutGroup
@@ -208,21 +209,17 @@ def test_a_run_without_stop_strings_looks_for_none():
     assert not of_run.completed_by_last([PIECES.index("a")])
 
 
-@pytest.fixture
-def make_batch(make_model, parameters):
-    def make(*strings):
-        model = make_model()
-        batch = DecodeBatch(
-            model,
-            end_token_ids=frozenset(),
-            pad_token_id=0,
-            seed=0,
-            stop_strings=StopStrings(pieces(), strings),
-        )
-        batch.swap(1, parameters(model))
-        return batch
-
-    return make
+def make_batch(*strings):
+    model = build_model()
+    batch = DecodeBatch(
+        model,
+        end_token_ids=frozenset(),
+        pad_token_id=0,
+        seed=0,
+        stop_strings=StopStrings(pieces(), strings),
+    )
+    batch.swap(1, parameters_of(model))
+    return batch
 
 
 def run(batch, *requests):
@@ -235,10 +232,10 @@ def run(batch, *requests):
     return [ended[sequence] for sequence in sequences]
 
 
-def test_a_response_ends_at_the_token_that_completes_a_string(make_batch, make_request):
+def test_a_response_ends_at_the_token_that_completes_a_string():
     # Strings of two letters that often end in the middle of a piece, or in the next one.
     strings = ("an", "ns", "er", "e<", ">a", ">s", "sw")
-    generations = run(make_batch(*strings), *[make_request(PROMPT, max_new_tokens=20)] * 40)
+    generations = run(make_batch(*strings), *[request_for(PROMPT, max_new_tokens=20)] * 40)
     ends = [first_end(pieces(), each.token_ids, strings) for each in generations]
     assert [len(each.token_ids) for each in generations] == [end or 20 for end in ends]
     assert [each.finish_reason for each in generations] == [
@@ -248,25 +245,25 @@ def test_a_response_ends_at_the_token_that_completes_a_string(make_batch, make_r
 
 
 @pytest.fixture
-def folder(tmp_path, make_model):
+def folder(tmp_path):
     """A model folder without weights; token 2 ends a response."""
     words = Tokenizer(models.WordLevel({"<unk>": 0, "yes": 1, "<eos>": 2}, unk_token="<unk>"))
-    make_model(tied=True).config.save_pretrained(tmp_path)
+    build_model(tied=True).config.save_pretrained(tmp_path)
     PreTrainedTokenizerFast(
         tokenizer_object=words, eos_token="<eos>", unk_token="<unk>"
     ).save_pretrained(tmp_path)
     return tmp_path
 
 
-def test_a_skeleton_has_the_models_parameters_and_needs_no_weights(folder, make_model):
-    skeleton, model = load_model_skeleton(str(folder)), make_model(tied=True)
+def test_a_skeleton_has_the_models_parameters_and_needs_no_weights(folder):
+    skeleton, model = load_model_skeleton(str(folder)), build_model(tied=True)
     shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
     assert {name: value.shape for name, value in skeleton.named_parameters()} == shapes
     assert skeleton.lm_head.weight is skeleton.model.embed_tokens.weight
 
 
-def test_a_skeletons_rotary_frequencies_are_those_of_a_loaded_model(folder, make_model):
-    skeleton, model = load_model_skeleton(str(folder)), make_model()
+def test_a_skeletons_rotary_frequencies_are_those_of_a_loaded_model(folder):
+    skeleton, model = load_model_skeleton(str(folder)), build_model()
     frequencies = skeleton.model.rotary_emb.inv_freq
     assert torch.equal(frequencies, model.model.rotary_emb.inv_freq)
 
@@ -295,8 +292,8 @@ def test_a_skeleton_carries_the_tokens_of_its_folder(folder):
     assert vocabulary_of(load_model_skeleton(str(folder))) == Vocabulary(num_tokens=3)
 
 
-def test_without_a_tokenizer_every_row_of_a_skeleton_is_a_token(tmp_path, make_model):
-    make_model().config.save_pretrained(tmp_path)
+def test_without_a_tokenizer_every_row_of_a_skeleton_is_a_token(tmp_path):
+    build_model().config.save_pretrained(tmp_path)
     assert vocabulary_of(load_model_skeleton(str(tmp_path))) is None
 
 
@@ -334,11 +331,11 @@ def test_a_hub_that_is_out_of_reach_is_said_with_the_cure(load, monkeypatch):
         load("nobody/no-such-model")
 
 
-def test_a_gpu_without_room_for_the_parameters_is_named_with_the_cure(make_model, monkeypatch):
+def test_a_gpu_without_room_for_the_parameters_is_named_with_the_cure(monkeypatch):
     def full(*_):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. And more.")
 
-    model = make_model()
+    model = build_model()
     monkeypatch.setattr(torch.Tensor, "to", full)
     with pytest.raises(ValueError, match=r"spec\.model\.name: .*allocate 2\.00 GiB.*maxReplicas"):
         place_model(model, torch.device("cpu"), torch.bfloat16)

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.fixtures.rollout.models import build_model, forward_logprobs, parameters_of, request_for
 from vcpo.wire.trajectory import FinishReason, VersionSpan
 from vcpo.wire.v1 import work_pb2
 from vcpo_rollout.engines.engine import EngineError
@@ -17,21 +18,15 @@ from vcpo_rollout.engines.seeds import response_seed, token_seed
 SHORT, MIDDLE, LONG = (5, 6), (9, 3, 3, 7, 12), tuple(range(1, 20))
 
 
-@pytest.fixture
-def make_batch(make_model, parameters):
-    """Batches with the weights of a model in use as version 1."""
-
-    def make(model, *, end_token_ids=frozenset(), seed=0):
-        batch = DecodeBatch(model, end_token_ids=end_token_ids, pad_token_id=0, seed=seed)
-        batch.swap(1, parameters(model))
-        return batch
-
-    return make
+def make_batch(model, *, end_token_ids=frozenset(), seed=0):
+    """A batch with the weights of a model in use as version 1."""
+    batch = DecodeBatch(model, end_token_ids=end_token_ids, pad_token_id=0, seed=seed)
+    batch.swap(1, parameters_of(model))
+    return batch
 
 
-@pytest.fixture(scope="module")
-def make_draft(make_request):
-    return lambda prompt, **settings: PartialSequence(request=make_request(prompt, **settings))
+def make_draft(prompt, **settings):
+    return PartialSequence(request=request_for(prompt, **settings))
 
 
 def run(batch):
@@ -42,42 +37,38 @@ def run(batch):
     return ended
 
 
-def assert_scored_as_alone(ended, model, reference_logprobs):
+def assert_scored_as_alone(ended, model):
     for sequence, generation in ended.items():
         request = sequence.request
-        expected = reference_logprobs(
+        expected = forward_logprobs(
             model, request.prompt_token_ids, generation.token_ids, request.temperature
         )
         # Both are float32, summed in another order; a wrong token or position costs 1e-3.
         assert generation.logprobs == pytest.approx(expected, abs=5e-5)
 
 
-def test_long_responses_are_scored_right_to_their_ends(
-    make_model, make_batch, make_draft, reference_logprobs
-):
-    model = make_model()
+def test_long_responses_are_scored_right_to_their_ends():
+    model = build_model()
     batch = make_batch(model)
     batch.admit([make_draft(SHORT, max_new_tokens=90), make_draft(LONG, max_new_tokens=50)])
-    assert_scored_as_alone(run(batch), model, reference_logprobs)
+    assert_scored_as_alone(run(batch), model)
 
 
 @pytest.mark.parametrize("sliding_window", [None, 4], ids=["full", "sliding"])
 @pytest.mark.parametrize("order", [(SHORT, LONG), (LONG, SHORT)], ids=["longer", "shorter"])
-def test_a_sequence_that_joins_later_changes_nobodys_numbers(
-    make_model, make_batch, make_draft, reference_logprobs, order, sliding_window
-):
-    model = make_model(sliding_window=sliding_window)
+def test_a_sequence_that_joins_later_changes_nobodys_numbers(order, sliding_window):
+    model = build_model(sliding_window=sliding_window)
     batch = make_batch(model)
     first, second = order
     batch.admit([make_draft(first, max_new_tokens=9), make_draft(MIDDLE, max_new_tokens=4)])
     for _ in range(3):
         batch.step()
     batch.admit([make_draft(second)])
-    assert_scored_as_alone(run(batch), model, reference_logprobs)
+    assert_scored_as_alone(run(batch), model)
 
 
-def test_a_join_computes_only_the_tokens_of_those_who_join(make_model, make_batch, make_draft):
-    model = make_model()
+def test_a_join_computes_only_the_tokens_of_those_who_join():
+    model = build_model()
     batch = make_batch(model)
     batch.admit([make_draft(LONG)])
     computed = []
@@ -88,8 +79,8 @@ def test_a_join_computes_only_the_tokens_of_those_who_join(make_model, make_batc
     assert computed == [(2, 2)]
 
 
-def test_the_prompt_of_a_group_is_computed_once(make_model, make_batch, make_draft):
-    model = make_model()
+def test_the_prompt_of_a_group_is_computed_once():
+    model = build_model()
     batch = make_batch(model)
     computed = []
     model.register_forward_pre_hook(
@@ -99,11 +90,9 @@ def test_the_prompt_of_a_group_is_computed_once(make_model, make_batch, make_dra
     assert computed == [(2, 5)]
 
 
-def test_rows_are_read_again_after_a_swap_with_masks_that_stay_bounded(
-    make_model, make_batch, make_draft, parameters, reference_logprobs, monkeypatch
-):
+def test_rows_are_read_again_after_a_swap_with_masks_that_stay_bounded(monkeypatch):
     monkeypatch.setattr(cache, "_MASK_ELEMENTS", 2 * 21**2)
-    model = make_model()
+    model = build_model()
     batch = make_batch(model)
     others = (LONG[::-1], SHORT, MIDDLE, (8, *LONG[1:]))
     batch.admit([make_draft(prompt) for prompt in (LONG, *others)])
@@ -113,24 +102,22 @@ def test_rows_are_read_again_after_a_swap_with_masks_that_stay_bounded(
         lambda module, args, kwargs: computed.append(kwargs["attention_mask"].shape),
         with_kwargs=True,
     )
-    batch.swap(2, parameters(model))
+    batch.swap(2, parameters_of(model))
     hook.remove()
     # Contexts of 20, 20, 3, 6 and 20 tokens; two rows of 20 are allowed, and five of at most 6.
     assert computed == [(2, 20), (2, 6), (1, 20)]
-    assert_scored_as_alone(run(batch), model, reference_logprobs)
+    assert_scored_as_alone(run(batch), model)
 
 
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
-def test_tokens_after_a_swap_are_scored_and_labelled_by_the_new_version(
-    make_model, make_batch, make_draft, parameters, reference_logprobs, tied
-):
-    old, new = make_model(seed=1, tied=tied), make_model(seed=2, tied=tied)
-    batch = make_batch(make_model(seed=1, tied=tied))
+def test_tokens_after_a_swap_are_scored_and_labelled_by_the_new_version(tied):
+    old, new = build_model(seed=1, tied=tied), build_model(seed=2, tied=tied)
+    batch = make_batch(build_model(seed=1, tied=tied))
     batch.admit([make_draft(MIDDLE), make_draft(SHORT)])
     for _ in range(3):
         batch.step()
     before = [tuple(sequence.token_ids) for sequence in batch.sequences]
-    batch.swap(2, parameters(new))
+    batch.swap(2, parameters_of(new))
     for sequence, generation in run(batch).items():
         prompt, tokens = sequence.request.prompt_token_ids, generation.token_ids
         assert tokens[:3] in before
@@ -138,8 +125,8 @@ def test_tokens_after_a_swap_are_scored_and_labelled_by_the_new_version(
             VersionSpan(policy_version=1, num_tokens=3),
             VersionSpan(policy_version=2, num_tokens=5),
         )
-        by_old = reference_logprobs(old, prompt, tokens)
-        by_new = reference_logprobs(new, prompt, tokens)
+        by_old = forward_logprobs(old, prompt, tokens)
+        by_new = forward_logprobs(new, prompt, tokens)
         assert generation.logprobs == pytest.approx(by_old[:3] + by_new[3:], abs=1e-5)
 
 
@@ -154,54 +141,44 @@ COMMANDS = st.lists(
 )
 
 
-@pytest.fixture(scope="module")
-def policies(make_model):
-    """The weights of each version, in models of their own."""
-    return {version: make_model(seed=version) for version in (1, 2)}
+POLICIES = {version: build_model(seed=version) for version in (1, 2)}
+"""The weights of each version, in models of their own."""
 
 
-@pytest.fixture(scope="module")
-def carry_out(make_model, make_draft, policies, parameters):
+def carry_out(commands):
     """Carry out commands on a fresh batch, run it to the end, and return what ended."""
-
-    def run_commands(commands):
-        batch = DecodeBatch(make_model(), end_token_ids=frozenset({3}), pad_token_id=0, seed=0)
-        batch.swap(1, parameters(policies[1]))
-        ended = {}
-        for command in commands:
-            match command:
-                case "admit", length, limit:
-                    batch.admit([make_draft(range(length), max_new_tokens=limit)])
-                case ("step",):
-                    ended |= batch.step()
-                case ("drop",):
-                    batch.drop(batch.sequences[:1])
-                case "swap", version:
-                    batch.swap(version, parameters(policies[version]))
-        return ended | run(batch)
-
-    return run_commands
+    batch = make_batch(build_model(seed=1), end_token_ids=frozenset({3}))
+    ended = {}
+    for command in commands:
+        match command:
+            case "admit", length, limit:
+                batch.admit([make_draft(range(length), max_new_tokens=limit)])
+            case ("step",):
+                ended |= batch.step()
+            case ("drop",):
+                batch.drop(batch.sequences[:1])
+            case "swap", version:
+                batch.swap(version, parameters_of(POLICIES[version]))
+    return ended | run(batch)
 
 
 @settings(max_examples=40, deadline=None)
 @given(commands=COMMANDS)
-def test_whatever_happens_each_token_is_scored_by_the_version_it_is_labelled_with(
-    carry_out, policies, reference_logprobs, commands
-):
+def test_whatever_happens_each_token_is_scored_by_the_version_it_is_labelled_with(commands):
     for sequence, generation in carry_out(commands).items():
         prompt, tokens = sequence.request.prompt_token_ids, generation.token_ids
         expected = []
         for span in generation.version_spans:
             scored = slice(len(expected), len(expected) + span.num_tokens)
-            expected += reference_logprobs(policies[span.policy_version], prompt, tokens)[scored]
+            expected += forward_logprobs(POLICIES[span.policy_version], prompt, tokens)[scored]
         assert len(expected) == len(tokens)
         # Both are float32, summed in another order; a wrong token or position costs 1e-3.
         assert generation.logprobs == pytest.approx(expected, abs=5e-5)
 
 
-def test_an_end_token_ends_the_sequence_and_is_its_last_token(make_model, make_batch, make_draft):
+def test_an_end_token_ends_the_sequence_and_is_its_last_token():
     every_token = frozenset(range(40))
-    batch = make_batch(make_model(), end_token_ids=every_token)
+    batch = make_batch(build_model(), end_token_ids=every_token)
     sequence = make_draft(SHORT)
     batch.admit([sequence])
     generation = batch.step()[sequence]
@@ -210,17 +187,15 @@ def test_an_end_token_ends_the_sequence_and_is_its_last_token(make_model, make_b
 
 
 @pytest.mark.parametrize("seeded", [True, False])
-def test_first_tokens_are_drawn_as_often_as_the_model_says(
-    make_model, make_batch, make_draft, reference_logprobs, seeded
-):
-    model = make_model()
+def test_first_tokens_are_drawn_as_often_as_the_model_says(seeded):
+    model = build_model()
     batch = make_batch(model)
     draws = 8_000
     seeds = range(draws) if seeded else [None] * draws
     batch.admit([make_draft(SHORT, max_new_tokens=1, temperature=2.0, seed=seed) for seed in seeds])
     drawn = [generation.token_ids[0] for generation in batch.step().values()]
     expected = [
-        draws * math.exp(reference_logprobs(model, SHORT, [token], 2.0)[0]) for token in range(40)
+        draws * math.exp(forward_logprobs(model, SHORT, [token], 2.0)[0]) for token in range(40)
     ]
     statistic = sum(
         (drawn.count(token) - count) ** 2 / count for token, count in enumerate(expected)
@@ -248,9 +223,9 @@ def test_the_last_number_before_one_draws_a_token_of_some_probability(data):
     assert math.exp(logprob) > 0.0
 
 
-def test_the_same_seed_samples_the_same_tokens(make_model, make_batch, make_draft):
+def test_the_same_seed_samples_the_same_tokens():
     def tokens(seed):
-        batch = make_batch(make_model(), seed=seed)
+        batch = make_batch(build_model(), seed=seed)
         batch.admit([make_draft(SHORT), make_draft(LONG)])
         return [generation.token_ids for generation in run(batch).values()]
 
@@ -258,11 +233,9 @@ def test_the_same_seed_samples_the_same_tokens(make_model, make_batch, make_draf
     assert tokens(7) != tokens(8)
 
 
-def test_a_sequence_with_a_seed_is_the_same_alone_among_others_and_resumed(
-    make_model, make_batch, make_draft
-):
+def test_a_sequence_with_a_seed_is_the_same_alone_among_others_and_resumed():
     def sample(*others, seed=11, engine_seed=1, partial=None):
-        batch = make_batch(make_model(), seed=engine_seed)
+        batch = make_batch(build_model(), seed=engine_seed)
         own = make_draft(MIDDLE, max_new_tokens=24, seed=seed, partial_response=partial)
         batch.admit([*others, own])
         return run(batch)[own].token_ids
@@ -272,7 +245,7 @@ def test_a_sequence_with_a_seed_is_the_same_alone_among_others_and_resumed(
     others = [make_draft(LONG, seed=3), make_draft(SHORT), make_draft(SHORT, seed=4)]
     assert sample(*others, engine_seed=2) == whole
 
-    batch = make_batch(make_model(), seed=3)
+    batch = make_batch(build_model(), seed=3)
     begun = make_draft(MIDDLE, max_new_tokens=24, seed=11)
     batch.admit([begun])
     for _ in range(9):
@@ -280,11 +253,9 @@ def test_a_sequence_with_a_seed_is_the_same_alone_among_others_and_resumed(
     assert sample(partial=begun.to_partial_response(), engine_seed=4) == whole
 
 
-def test_logits_that_are_not_numbers_fail_the_sequence_and_a_new_policy_cures_it(
-    make_model, make_batch, make_draft, parameters
-):
-    model = make_model()
-    good = parameters(model)
+def test_logits_that_are_not_numbers_fail_the_sequence_and_a_new_policy_cures_it():
+    model = build_model()
+    good = parameters_of(model)
     batch = make_batch(model)
     batch.swap(2, {name: torch.full_like(tensor, math.nan) for name, tensor in good.items()})
     sequence = make_draft(SHORT)
@@ -297,8 +268,8 @@ def test_logits_that_are_not_numbers_fail_the_sequence_and_a_new_policy_cures_it
     assert all(math.isfinite(logprob) for end in run(batch).values() for logprob in end.logprobs)
 
 
-def test_nothing_is_admitted_before_the_first_swap(make_model, make_draft):
-    batch = DecodeBatch(make_model(), end_token_ids=frozenset(), pad_token_id=0, seed=0)
+def test_nothing_is_admitted_before_the_first_swap():
+    batch = DecodeBatch(build_model(), end_token_ids=frozenset(), pad_token_id=0, seed=0)
     with pytest.raises(EngineError, match="before the first swap"):
         batch.admit([make_draft(SHORT)])
 

@@ -5,6 +5,7 @@ import torch
 from transformers import MixtralConfig, MixtralForCausalLM, PreTrainedModel
 
 from tests.fixtures.families import ATTENTION, OTHER_STATE, family
+from tests.fixtures.rollout.models import build_model, parameters_of, request_for, weights_of
 from vcpo.service.lifecycle import StartError
 from vcpo.service.rotary_table import fix_rotary_table
 from vcpo.wire.limits import MAX_ROUTE_BYTES
@@ -29,9 +30,9 @@ def test_models_of_another_state_are_refused_with_their_family(kind, dtype):
         require_decodable(family(kind).to(dtype), 0)
 
 
-async def test_the_first_weights_of_an_engine_are_checked(publish):
+async def test_the_first_weights_of_an_engine_are_checked():
     model = family("rwkv")
-    weights = publish(model, 1)
+    weights = weights_of(model, 1)
     engine = HfEngine(
         model, end_token_ids=frozenset(), pad_token_id=0, max_concurrent_sequences=4, seed=0
     )
@@ -42,8 +43,8 @@ async def test_the_first_weights_of_an_engine_are_checked(publish):
     await engine.close()
 
 
-def test_weights_that_are_not_finite_are_for_the_sampler_to_report(make_model):
-    model = make_model()
+def test_weights_that_are_not_finite_are_for_the_sampler_to_report():
+    model = build_model()
     with torch.no_grad():
         model.model.norm.weight.fill_(torch.nan)
     require_decodable(model, 0)
@@ -80,12 +81,12 @@ def routes_of(generation):
     return torch.tensor(list(routes.experts)).view(shape).tolist()
 
 
-def decoding(parameters):
+def decoding():
     model = mixtral(1)
     batch = DecodeBatch(
         model, end_token_ids=frozenset(), pad_token_id=0, seed=0, routes=RouteRecorder(model)
     )
-    batch.swap(1, parameters(mixtral(1)))
+    batch.swap(1, parameters_of(mixtral(1)))
     return batch
 
 
@@ -96,25 +97,23 @@ def run(batch):
     return ended
 
 
-def test_each_token_but_the_last_has_the_experts_of_a_full_forward(make_request, parameters):
-    batch = decoding(parameters)
+def test_each_token_but_the_last_has_the_experts_of_a_full_forward():
+    batch = decoding()
     prompts = (LONG, SHORT, SHORT)
-    batch.admit([PartialSequence(request=make_request(prompt)) for prompt in prompts])
+    batch.admit([PartialSequence(request=request_for(prompt)) for prompt in prompts])
     batch.step()
-    batch.admit([PartialSequence(request=make_request(SHORT))])
+    batch.admit([PartialSequence(request=request_for(SHORT))])
     for sequence, generation in run(batch).items():
         tokens = [*sequence.request.prompt_token_ids, *generation.token_ids]
         assert routes_of(generation) == chosen(mixtral(1), tokens)[:-1]
 
 
-def test_after_a_swap_each_token_has_the_experts_by_which_the_next_was_sampled(
-    make_request, parameters
-):
-    batch = decoding(parameters)
-    batch.admit([PartialSequence(request=make_request(prompt)) for prompt in (LONG, SHORT)])
+def test_after_a_swap_each_token_has_the_experts_by_which_the_next_was_sampled():
+    batch = decoding()
+    batch.admit([PartialSequence(request=request_for(prompt)) for prompt in (LONG, SHORT)])
     for _ in range(3):
         batch.step()
-    batch.swap(2, parameters(mixtral(2)))
+    batch.swap(2, parameters_of(mixtral(2)))
     for sequence, generation in run(batch).items():
         prompt = sequence.request.prompt_token_ids
         tokens = [*prompt, *generation.token_ids]
@@ -125,18 +124,18 @@ def test_after_a_swap_each_token_has_the_experts_by_which_the_next_was_sampled(
         assert routes_of(generation) == by_old[:num_old] + by_new[num_old:]
 
 
-def test_nobody_who_does_not_ask_gets_routes(make_request, parameters):
+def test_nobody_who_does_not_ask_gets_routes():
     model = mixtral(1)
     batch = DecodeBatch(model, end_token_ids=frozenset(), pad_token_id=0, seed=0)
-    batch.swap(1, parameters(model))
-    batch.admit([PartialSequence(request=make_request(SHORT))])
+    batch.swap(1, parameters_of(model))
+    batch.admit([PartialSequence(request=request_for(SHORT))])
     (generation,) = run(batch).values()
     assert generation.expert_routes is None
 
 
-def test_a_model_without_routers_is_refused(make_model):
+def test_a_model_without_routers_is_refused():
     with pytest.raises(ValueError, match=r"spec.algorithm.routerReplay: true, but .* use false"):
-        RouteRecorder(make_model())
+        RouteRecorder(build_model())
 
 
 def test_routes_of_many_experts_take_two_bytes_and_too_many_routes_are_left_out():

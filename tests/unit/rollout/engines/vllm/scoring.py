@@ -4,15 +4,17 @@ import pytest
 import torch
 from transformers import DynamicCache
 
+from tests.fixtures.rollout.models import forward_logprobs
+
 TOLERANCE = 1e-4
 
 
-def assert_scored_by_its_versions(generation, request, models, reference_logprobs):
+def assert_scored_by_its_versions(generation, request, models):
     """Every span's log-probabilities are those of a full forward of the version it names."""
     first = 0
     for span in generation.version_spans:
         last = first + span.num_tokens
-        expected = reference_logprobs(
+        expected = forward_logprobs(
             models[span.policy_version],
             request.prompt_token_ids,
             generation.token_ids[:last],

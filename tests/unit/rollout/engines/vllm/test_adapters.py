@@ -6,6 +6,7 @@ import pytest
 import pytest_asyncio
 import torch
 
+from tests.fixtures.rollout.models import request_for
 from tests.fixtures.vocabularies import tokenizer_of
 from tests.unit.rollout.engines.vllm.scoring import assert_scored_by_its_versions
 from tests.unit.rollout.engines.vllm.tiny_adapters import (
@@ -46,13 +47,13 @@ async def engine(base, tmp_path_factory):
 @pytest.mark.asyncio(loop_scope="module")
 class TestServedAdapters:
     async def test_every_token_is_scored_by_the_adapters_of_the_version_that_its_span_names(
-        self, engine, base, make_request, reference_logprobs
+        self, engine, base
     ):
         adapters = {version: make_adapters(base, seed=version) for version in (11, 12, 13, 14)}
         models = {version: adapted(base, tensors) for version, tensors in adapters.items()}
         await engine.swap_weights(version_of(adapters[11], 11))
         requests = [
-            make_request(prompt, max_new_tokens=100, temperature=temperature)
+            request_for(prompt, max_new_tokens=100, temperature=temperature)
             for prompt in (PROMPT, (9,), LONG_PROMPT)
             for temperature in (1.0, 0.7)
             for _ in range(2)
@@ -65,14 +66,12 @@ class TestServedAdapters:
         ]
         generations = await asyncio.gather(*generating)
         for generation, request in zip(generations, requests, strict=True):
-            assert_scored_by_its_versions(generation, request, models, reference_logprobs)
+            assert_scored_by_its_versions(generation, request, models)
         assert max(taken_over) > 0
         assert max(len(generation.version_spans) for generation in generations) > 1
 
-    async def test_no_prefix_read_by_old_adapters_is_used_with_new_ones(
-        self, engine, base, make_request, reference_logprobs
-    ):
-        request = make_request(LONG_PROMPT)
+    async def test_no_prefix_read_by_old_adapters_is_used_with_new_ones(self, engine, base):
+        request = request_for(LONG_PROMPT)
         for version in (21, 22, 23):
             tensors = make_adapters(base, seed=version)
             weights = version_of(tensors, version)
@@ -80,7 +79,7 @@ class TestServedAdapters:
             generation = await engine.generate(request)
             assert [span.policy_version for span in generation.version_spans] == [version]
             models = {version: adapted(base, tensors)}
-            assert_scored_by_its_versions(generation, request, models, reference_logprobs)
+            assert_scored_by_its_versions(generation, request, models)
 
     @pytest.mark.parametrize(
         ("change", "message"),
@@ -95,7 +94,7 @@ class TestServedAdapters:
         ids=["half an adapter", "a parameter", "nothing"],
     )
     async def test_what_is_no_set_of_adapters_leaves_the_old_ones_in_use(
-        self, engine, base, make_request, reference_logprobs, change, message
+        self, engine, base, change, message
     ):
         tensors = make_adapters(base, seed=41)
         await engine.swap_weights(version_of(tensors, 41))
@@ -104,10 +103,10 @@ class TestServedAdapters:
         with pytest.raises(EngineError, match=message):
             await engine.swap_weights(version_of(bad, 42))
         assert engine.policy_version == 41
-        request = make_request(PROMPT)
+        request = request_for(PROMPT)
         generation = await engine.generate(request)
         models = {41: adapted(base, tensors)}
-        assert_scored_by_its_versions(generation, request, models, reference_logprobs)
+        assert_scored_by_its_versions(generation, request, models)
 
 
 @pytest.mark.parametrize(("rank", "room"), [(1, 1), (3, 8), (16, 16), (65, 128), (512, 512)])

@@ -7,6 +7,7 @@ import signal
 
 import pytest
 
+from tests.fixtures.rollout.models import request_for, weights_of
 from tests.unit.rollout.engines.vllm.tiny_vllm import build, save_settings
 from vcpo_rollout.engines.engine import EngineError
 from vcpo_rollout.engines.vllm.engine import VllmEngine
@@ -34,9 +35,7 @@ class DyingLlm:
         await self._llm.update_weights(request)
 
 
-async def test_the_death_of_vllms_process_and_its_cause_reach_every_caller(
-    tmp_path, make_request, publish
-):
+async def test_the_death_of_vllms_process_and_its_cause_reach_every_caller(tmp_path):
     settings, last_error = save_settings(tmp_path), LastError()
     llm = await asyncio.to_thread(start_llm, settings, last_error)
     engine = VllmEngine(
@@ -45,8 +44,8 @@ async def test_the_death_of_vllms_process_and_its_cause_reach_every_caller(
         end_token_ids=frozenset(),
         last_error=last_error,
     )
-    await engine.swap_weights(publish(build(seed=0), 1))
-    endless = make_request((9,), max_new_tokens=ENDLESS)
+    await engine.swap_weights(weights_of(build(seed=0), 1))
+    endless = request_for((9,), max_new_tokens=ENDLESS)
     generating = [asyncio.create_task(engine.generate(endless)) for _ in range(2)]
     async with asyncio.timeout(PATIENCE_S):
         # Without a pause the next step finds layers without values.
@@ -55,7 +54,7 @@ async def test_the_death_of_vllms_process_and_its_cause_reach_every_caller(
         updating.cancel()  # vLLM may not answer any more
         for attempt in (
             engine.generate(endless),
-            engine.swap_weights(publish(build(seed=0), 2)),
+            engine.swap_weights(weights_of(build(seed=0), 2)),
         ):
             with pytest.raises(EngineError, match=r"engine process has died \(\w+Error: .*[Mm]eta"):
                 await attempt
@@ -63,9 +62,7 @@ async def test_the_death_of_vllms_process_and_its_cause_reach_every_caller(
     await engine.close()
 
 
-async def test_a_swap_that_fails_half_way_or_is_stuck_ends_the_engine_and_not_the_pause(
-    tmp_path, make_request, publish
-):
+async def test_a_swap_that_fails_half_way_or_is_stuck_ends_the_engine_and_not_the_pause(tmp_path):
     others = set(multiprocessing.active_children())
     settings = save_settings(tmp_path)
     llm = DyingLlm(await asyncio.to_thread(start_llm, settings))
@@ -75,17 +72,17 @@ async def test_a_swap_that_fails_half_way_or_is_stuck_ends_the_engine_and_not_th
         for limit in ({}, {"swap_timeout_s": 0.1})
     )
     async with asyncio.timeout(PATIENCE_S):
-        await engine.swap_weights(publish(build(seed=0), 1))
-        endless = make_request((9,), max_new_tokens=ENDLESS)
+        await engine.swap_weights(weights_of(build(seed=0), 1))
+        endless = request_for((9,), max_new_tokens=ENDLESS)
         generating = asyncio.create_task(engine.generate(endless))
         llm.fails_in_update = True
-        swapping = engine.swap_weights(publish(build(seed=0), 2))
+        swapping = engine.swap_weights(weights_of(build(seed=0), 2))
         for each in (swapping, generating, engine.generate(endless)):
             with pytest.raises(EngineError, match="policy version 2: RuntimeError: half of"):
                 await each
         assert await llm.is_paused()
         os.kill(process.pid, signal.SIGSTOP)
-        for each in (stuck.swap_weights(publish(build(seed=0), 1)), stuck.generate(endless)):
+        for each in (stuck.swap_weights(weights_of(build(seed=0), 1)), stuck.generate(endless)):
             with pytest.raises(EngineError, match="policy version 1: TimeoutError"):
                 await each
     await stuck.close()

@@ -6,6 +6,7 @@ import pytest
 import torch
 from transformers import Glm4MoeConfig, Glm4MoeForCausalLM
 
+from tests.fixtures.rollout.models import forward_logprobs, request_for, weights_of
 from tests.unit.rollout.engines.vllm.tiny_vllm import (
     build,
     double_parameters,
@@ -54,24 +55,22 @@ def build_mixture(*, seed):
 
 
 @pytest.mark.asyncio
-async def test_each_version_of_a_mixture_samples_and_one_of_which_a_layer_changed(
-    tmp_path, make_request, publish, reference_logprobs
-):
+async def test_each_version_of_a_mixture_samples_and_one_of_which_a_layer_changed(tmp_path):
     settings = save_settings(tmp_path)
     first, second = build_mixture(seed=1), build_mixture(seed=2)
     first.config.save_pretrained(tmp_path)
     third = double_parameters(second, CHANGED)
     versions = {
-        1: (first, publish(first, 1)),
-        2: (second, publish(second, 2)),
-        3: (third, with_changes(publish(third, 3), base=2, names=CHANGED)),
+        1: (first, weights_of(first, 1)),
+        2: (second, weights_of(second, 2)),
+        3: (third, with_changes(weights_of(third, 3), base=2, names=CHANGED)),
     }
     engine = await asyncio.to_thread(VllmEngine.start, settings, end_token_ids=frozenset({3}))
     try:
         for model, weights in versions.values():
             await engine.swap_weights(weights)
-            response = await engine.generate(make_request(PROMPT, max_new_tokens=8))
-            expected = reference_logprobs(model, PROMPT, response.token_ids)
+            response = await engine.generate(request_for(PROMPT, max_new_tokens=8))
+            expected = forward_logprobs(model, PROMPT, response.token_ids)
             assert response.logprobs == pytest.approx(expected, abs=1e-4)
     finally:
         await engine.close()

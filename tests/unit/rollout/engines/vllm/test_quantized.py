@@ -10,6 +10,7 @@ import torch
 from vllm import AsyncEngineArgs
 from vllm.config.quantization import QUANT_KEY_NAMES
 
+from tests.fixtures.rollout.models import forward_logprobs, request_for, weights_of
 from tests.unit.rollout.engines.vllm.tiny_vllm import (
     assert_equal_where_both_sampled,
     build,
@@ -41,10 +42,10 @@ async def engine(tmp_path_factory):
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def first_version(engine, make_request, publish):
+async def first_version(engine):
     """Numbers of the first version that the engine gets."""
-    await engine.swap_weights(publish(build(seed=3), 0))
-    return await first_logprobs(engine, make_request(PROMPT, max_new_tokens=1))
+    await engine.swap_weights(weights_of(build(seed=3), 0))
+    return await first_logprobs(engine, request_for(PROMPT, max_new_tokens=1))
 
 
 async def respond(engine, request):
@@ -78,14 +79,14 @@ def moderate(*, seed):
     return model
 
 
-def mismatch(responses, reference, reference_logprobs):
+def mismatch(responses, reference):
     """As the check at a run's start measures it, nats per token."""
     return mean(
         abs(ours - expected)
         for response in responses
         for ours, expected in zip(
             response.logprobs,
-            reference_logprobs(reference, PROMPT, response.token_ids),
+            forward_logprobs(reference, PROMPT, response.token_ids),
             strict=True,
         )
     )
@@ -93,37 +94,31 @@ def mismatch(responses, reference, reference_logprobs):
 
 @pytest.mark.asyncio(loop_scope="module")
 class TestQuantizedEngine:
-    async def test_a_swap_leaves_what_a_fresh_engine_has(
-        self, first_version, engine, make_request, publish
-    ):
-        request = make_request(PROMPT, max_new_tokens=1)
-        await engine.swap_weights(publish(build(seed=2), 2))
+    async def test_a_swap_leaves_what_a_fresh_engine_has(self, first_version, engine):
+        request = request_for(PROMPT, max_new_tokens=1)
+        await engine.swap_weights(weights_of(build(seed=2), 2))
         assert await first_logprobs(engine, request) != first_version
-        await engine.swap_weights(publish(build(seed=3), 3))
+        await engine.swap_weights(weights_of(build(seed=3), 3))
         assert_equal_where_both_sampled(await first_logprobs(engine, request), first_version)
 
-    async def test_its_numbers_are_those_of_fp8_weights_and_activations(
-        self, engine, make_request, publish, reference_logprobs
-    ):
+    async def test_its_numbers_are_those_of_fp8_weights_and_activations(self, engine):
         model = moderate(seed=1)
-        await engine.swap_weights(publish(model, 4))
-        request = make_request(PROMPT, max_new_tokens=64)
+        await engine.swap_weights(weights_of(model, 4))
+        request = request_for(PROMPT, max_new_tokens=64)
         responses = await respond(engine, request)
 
         def gap(reference):
-            return mismatch(responses, reference, reference_logprobs)
+            return mismatch(responses, reference)
 
         assert MISMATCH_LIMITS_NATS[MismatchClass.EXACT] < gap(model)
         assert gap(model) < MISMATCH_LIMITS_NATS[MismatchClass.QUANTIZED_OR_NOISY]
         # Not closer: sums in another order fall on the other side of a rounding here and there.
         assert gap(quantize_like_vllm(model)) < 0.75 * gap(model)
 
-    async def test_a_swap_by_changes_quantizes_the_layers_that_changed(
-        self, engine, make_request, publish
-    ):
-        request = make_request(PROMPT, max_new_tokens=1)
+    async def test_a_swap_by_changes_quantizes_the_layers_that_changed(self, engine):
+        request = request_for(PROMPT, max_new_tokens=1)
         names = ["model.layers.1.self_attn.k_proj.weight"]
-        await check_swap_by_changes(engine, build(seed=4), names, request, publish)
+        await check_swap_by_changes(engine, build(seed=4), names, request)
 
 
 def test_vllm_takes_the_method_for_gpus_in_its_configuration(tmp_path):

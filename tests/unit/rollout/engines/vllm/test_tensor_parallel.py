@@ -12,6 +12,7 @@ import sys
 import pytest
 import pytest_asyncio
 
+from tests.fixtures.rollout.models import forward_logprobs, request_for, weights_of
 from tests.unit.rollout.engines.vllm.scoring import TOLERANCE, assert_scored_by_its_versions
 from tests.unit.rollout.engines.vllm.tiny_adapters import adapted, make_adapters
 from tests.unit.rollout.engines.vllm.tiny_vllm import build, start
@@ -30,29 +31,26 @@ async def engine(tmp_path_factory):
 
 @pytest.mark.asyncio(loop_scope="module")
 class TestSplitModel:
-    async def test_every_token_is_scored_by_the_version_that_its_span_names(
-        self, engine, make_request, publish, reference_logprobs
-    ):
+    async def test_every_token_is_scored_by_the_version_that_its_span_names(self, engine):
         models = {number: build(seed=number) for number in (11, 12, 13)}
-        await engine.swap_weights(publish(models[11], 11))
+        await engine.swap_weights(weights_of(models[11], 11))
         requests = [
-            make_request(PROMPT, max_new_tokens=100, temperature=temperature)
+            request_for(PROMPT, max_new_tokens=100, temperature=temperature)
             for temperature in (1.0, 0.7)
             for _ in range(3)
         ]
         generating = [asyncio.create_task(engine.generate(request)) for request in requests]
         taken_over = [
-            await engine.swap_weights(publish(models[number], number)) for number in (12, 13)
+            await engine.swap_weights(weights_of(models[number], number)) for number in (12, 13)
         ]
         for generation, request in zip(await asyncio.gather(*generating), requests, strict=True):
-            assert_scored_by_its_versions(generation, request, models, reference_logprobs)
+            assert_scored_by_its_versions(generation, request, models)
         assert max(taken_over) > 0
 
 
 WORKER = """
 import asyncio, json, multiprocessing, os, sys
 from pathlib import Path
-from tests.fixtures.rollout.models import request_for
 from tests.unit.rollout.engines.vllm.test_tensor_parallel import NUM_PROCESSES, PROMPT
 from tests.unit.rollout.engines.vllm.tiny_adapters import LORA, make_adapters, version_of
 from tests.unit.rollout.engines.vllm.tiny_vllm import build, start
@@ -91,9 +89,7 @@ It says so in a pipe of its own: other processes write to the standard output, a
 """
 
 
-def test_each_process_takes_its_slice_of_adapters_and_none_outlives_a_killed_worker(
-    tmp_path, reference_logprobs
-):
+def test_each_process_takes_its_slice_of_adapters_and_none_outlives_a_killed_worker(tmp_path):
     script = tmp_path / "worker.py"
     script.write_text(WORKER)
     said, said_by_worker = os.pipe()
@@ -122,5 +118,5 @@ def test_each_process_takes_its_slice_of_adapters_and_none_outlives_a_killed_wor
     base = build(seed=1)
     for version, token_ids, logprobs in generations:
         model = adapted(base, make_adapters(base, seed=version))
-        expected = reference_logprobs(model, PROMPT, token_ids)
+        expected = forward_logprobs(model, PROMPT, token_ids)
         assert logprobs == pytest.approx(expected, abs=TOLERANCE)

@@ -11,6 +11,7 @@ import safetensors.torch
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from tests.fixtures.rollout.models import weights_of
 from vcpo.api.workloads import Model, RolloutGroup
 from vcpo.service.vocabulary import keep_vocabulary
 from vcpo_rollout.engines.engine import WeightChanges
@@ -111,13 +112,13 @@ def double_parameters(model, names):
     return other
 
 
-async def check_swap_by_changes(engine, base, names, request, publish):
+async def check_swap_by_changes(engine, base, names, request):
     """What a swap by changes leaves is what a full swap does, bit for bit."""
     successor = double_parameters(base, names)
-    await engine.swap_weights(publish(base, 1))
+    await engine.swap_weights(weights_of(base, 1))
     before = await first_logprobs(engine, request)
-    await engine.swap_weights(with_changes(publish(successor, 2), base=1, names=names))
+    await engine.swap_weights(with_changes(weights_of(successor, 2), base=1, names=names))
     by_changes = await first_logprobs(engine, request)
-    await engine.swap_weights(publish(successor, 3))
+    await engine.swap_weights(weights_of(successor, 3))
     assert_equal_where_both_sampled(by_changes, await first_logprobs(engine, request))
     assert by_changes != before
