@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tests.fakes.kubelet import process as kubelet_process
 from tests.fakes.kubelet.environment import JsonObject
-from tests.fakes.kubelet.probes import ProbeTarget, verdicts
+from tests.fakes.kubelet.probes import verdicts
 from tests.fakes.kubelet.settings import KubeletSettings
 from tests.fakes.kubelet.status import (
     BACK_OFF_RESTARTING,
@@ -24,9 +24,6 @@ from tests.fakes.kubelet.status import (
     restart_delay_s,
     termination,
 )
-
-UNPULLABLE_TAG = "unpullable"
-"""Tag of images that no registry has: their pods wait with `ImagePullBackOff`."""
 
 
 def timestamp() -> str:
@@ -64,17 +61,11 @@ class Container:
         self._process: kubelet_process.Process | None = None
         self._stopping = False
 
-    @property
-    def pid(self) -> int | None:
-        return None if self._process is None else self._process.pid
-
     def wait_for(self, reason: str, message: str) -> None:
         self._become(waiting=(reason, message))
 
     async def run(self, launch: Launch) -> None:
         """Run until the pod's restart policy is content, or until stopped."""
-        if self._spec["image"].endswith(f":{UNPULLABLE_TAG}"):
-            await self._fail_to_pull()
         while not self._stopping:
             ended = await self._run_once(launch)
             if self._stopping or not _again(launch.restart_policy, ended["exitCode"]):
@@ -88,13 +79,6 @@ class Container:
         self._become(ready=False)
         if self._process is not None:
             await self._process.stop(grace_s)
-
-    async def _fail_to_pull(self) -> None:
-        image = self._spec["image"]
-        self.wait_for("ErrImagePull", f'failed to pull image "{image}": not found')
-        await asyncio.sleep(self._settings.first_back_off_s / 10)
-        self.wait_for("ImagePullBackOff", f'Back-off pulling image "{image}"')
-        await asyncio.Event().wait()
 
     async def _run_once(self, launch: Launch) -> JsonObject:
         started_at = timestamp()
@@ -142,48 +126,30 @@ class Container:
 
     async def _probe(self, launch: Launch, process: kubelet_process.Process) -> None:
         """Start-up first; readiness and liveness only once that has passed."""
-        target = ProbeTarget(
-            container=self._spec,
-            pod_ip=launch.pod_ip,
-            execute=lambda command: self._execute(command, launch),
-        )
-        if "startupProbe" in self._spec and not await self._has_begun(target):
+        if "startupProbe" in self._spec and not await self._has_begun(launch.pod_ip):
             await process.stop(launch.grace_s)
             return
         self._become(started=True, ready="readinessProbe" not in self._spec)
         async with asyncio.TaskGroup() as tasks:
             if "readinessProbe" in self._spec:
-                tasks.create_task(self._follow_readiness(target))
+                tasks.create_task(self._follow_readiness(launch.pod_ip))
             if "livenessProbe" in self._spec:
-                await self._wait_for_failure(target)
+                await self._wait_for_failure(launch.pod_ip)
                 await process.stop(launch.grace_s)
 
-    async def _has_begun(self, target: ProbeTarget) -> bool:
-        asking = verdicts(self._spec["startupProbe"], target, self._period_s)
+    async def _has_begun(self, pod_ip: str) -> bool:
+        asking = verdicts(self._spec["startupProbe"], pod_ip, self._period_s)
         async with contextlib.aclosing(asking) as found:
             return await anext(found)
 
-    async def _follow_readiness(self, target: ProbeTarget) -> None:
-        async for verdict in verdicts(self._spec["readinessProbe"], target, self._period_s):
+    async def _follow_readiness(self, pod_ip: str) -> None:
+        async for verdict in verdicts(self._spec["readinessProbe"], pod_ip, self._period_s):
             self._become(ready=verdict)
 
-    async def _wait_for_failure(self, target: ProbeTarget) -> None:
-        async for verdict in verdicts(self._spec["livenessProbe"], target, self._period_s):
+    async def _wait_for_failure(self, pod_ip: str) -> None:
+        async for verdict in verdicts(self._spec["livenessProbe"], pod_ip, self._period_s):
             if not verdict:
                 return
-
-    async def _execute(self, command: list[str], launch: Launch) -> int:
-        process = await kubelet_process.start(
-            command,
-            environment=launch.environment,
-            directory=launch.directory,
-            log=launch.logs / f"{self._spec['name']}.probes.log",
-        )
-        try:
-            return await process.wait()
-        except asyncio.CancelledError:
-            await process.end_at_once()
-            raise
 
     def _become(self, **changes: object) -> None:
         state = replace(self.state, **changes)  # type: ignore[arg-type]  # fields by their names

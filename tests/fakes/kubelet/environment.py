@@ -14,7 +14,7 @@ Paths are replaced as whole names only: `/tmp` neither in `/tmpfile` nor in `/va
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 JsonObject = dict[str, Any]
@@ -122,18 +122,3 @@ def command_line(container: JsonObject, variables: Mapping[str, str]) -> list[st
             "containers[].command: must be set, since the fake kubelet runs no image"
         )
     return [expand(word, variables) for word in words]
-
-
-def port_number(container: JsonObject, port: int | str) -> int:
-    """Number of a port that may be given by its name.
-
-    Raises:
-        UnsupportedPodError: when no port of the container has that name.
-    """
-    if isinstance(port, int):
-        return port
-    ports: Iterable[JsonObject] = container.get("ports") or ()
-    for each in ports:
-        if each.get("name") == port:
-            return int(each["containerPort"])
-    raise UnsupportedPodError(f"ports: no port of {container['name']} is called {port!r}")

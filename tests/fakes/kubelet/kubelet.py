@@ -5,20 +5,16 @@ them, reports their status, and ends them as a kubelet does. No container runtim
 network set-up: see `environment` for what is substituted in a pod's spec, and
 `network` for how pods find each other.
 
-Departures from a kubelet: images are not looked at (except `container.UNPULLABLE_TAG`),
-all processes share this machine's files and user, resources and security contexts are ignored, a
-SIGKILL from outside is taken for lack of memory, init containers, `envFrom`, life-cycle hooks and
-rarer volumes are refused with `CreateContainerConfigError`. Linux only.
-
-    python -m tests.fakes.kubelet.kubelet --server http://127.0.0.1:8001 --root /tmp/node
+Departures from a kubelet: images and node selectors are not looked at, all processes share this
+machine's files and user, resources and security contexts are ignored, a SIGKILL from outside is
+taken for lack of memory, init containers, `envFrom`, life-cycle hooks and rarer volumes are refused
+with `CreateContainerConfigError`. Linux only.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
-from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -29,7 +25,7 @@ from tests.fakes.kubelet.environment import JsonObject
 from tests.fakes.kubelet.network import ClusterNetwork, LoopbackAddresses
 from tests.fakes.kubelet.node import bind, keep_alive, register
 from tests.fakes.kubelet.pod import Node, PodRun
-from tests.fakes.kubelet.settings import ApiAccess, KubeletSettings
+from tests.fakes.kubelet.settings import KubeletSettings
 
 _PODS = "/api/v1/pods"
 _OVER = ("Succeeded", "Failed")
@@ -69,10 +65,6 @@ class Kubelet:
         await asyncio.gather(*(run.close() for run in self._pods.values()))
         await self._resources.aclose()
 
-    @property
-    def pids(self) -> list[int]:
-        return [pid for run in self._pods.values() for pid in run.pids]
-
     async def _follow_pods(self) -> None:
         async with contextlib.aclosing(self._client.follow(_PODS)) as events:
             async for event in events:
@@ -99,7 +91,7 @@ class Kubelet:
             self._start(pod)
 
     async def _schedule(self, pod: JsonObject) -> None:
-        if "deletionTimestamp" in pod["metadata"] or _is_unschedulable(pod):
+        if "deletionTimestamp" in pod["metadata"]:
             return
         # A pod that is gone, or that another scheduler was quicker with, is no concern any more.
         with contextlib.suppress(ApiStatusError, aiohttp.ClientError):
@@ -120,27 +112,3 @@ class Kubelet:
 
 def _is_over(pod: JsonObject) -> bool:
     return (pod.get("status") or {}).get("phase") in _OVER
-
-
-def _is_unschedulable(pod: JsonObject) -> bool:
-    conditions = (pod.get("status") or {}).get("conditions") or ()
-    return any(each.get("reason") == "Unschedulable" for each in conditions)
-
-
-async def _main(settings: KubeletSettings) -> None:
-    settings.root.mkdir(parents=True, exist_ok=True)
-    async with Kubelet(settings):
-        await asyncio.Event().wait()
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(
-        prog="python -m tests.fakes.kubelet.kubelet", description=__doc__
-    )
-    parser.add_argument("--server", required=True, help="address of the API server")
-    parser.add_argument("--token", help="bearer token")
-    parser.add_argument("--root", type=Path, required=True, help="where volumes and logs go")
-    arguments = parser.parse_args()
-    access = ApiAccess(url=arguments.server, token=arguments.token)
-    with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(_main(KubeletSettings(access=access, root=arguments.root)))

@@ -24,7 +24,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from tests.fakes.kubelet.client import ApiStatusError, KubeClient
-from tests.fakes.kubelet.environment import JsonObject, UnsupportedPodError, port_number
+from tests.fakes.kubelet.environment import JsonObject
 
 _CHUNK_BYTES = 1 << 16
 _HEAD_TIMEOUT_S = 10.0
@@ -33,9 +33,8 @@ _HEAD_TIMEOUT_S = 10.0
 class LoopbackAddresses:
     """Hands out addresses of 127.64.0.0/10; each fake kubelet keeps to a network of its own."""
 
-    def __init__(self, seed: int | None = None) -> None:
-        """seed: for tests; None draws a network."""
-        draw = random.Random(seed)
+    def __init__(self) -> None:
+        draw = random.Random()
         network = f"127.{draw.randrange(64, 128)}.{draw.randrange(256)}"
         self._free = deque(f"{network}.{last}" for last in range(1, 255))
 
@@ -69,10 +68,9 @@ def split_name(host: str, caller_namespace: str) -> tuple[str, str]:
 
 
 def endpoints(service: JsonObject, pods: Iterable[JsonObject]) -> list[JsonObject]:
-    """Pods behind a Service that have an address and may be asked."""
+    """Pods behind a Service that have an address; the operator's are headless, for unready too."""
     wanted: Mapping[str, str] = service["spec"].get("selector") or {}
-    unready_too = service["spec"].get("publishNotReadyAddresses", False)
-    return [pod for pod in pods if _is_selected(pod, wanted) and (unready_too or _is_ready(pod))]
+    return [pod for pod in pods if _is_selected(pod, wanted)]
 
 
 def _is_selected(pod: JsonObject, wanted: Mapping[str, str]) -> bool:
@@ -80,28 +78,6 @@ def _is_selected(pod: JsonObject, wanted: Mapping[str, str]) -> bool:
     leaving = "deletionTimestamp" in pod["metadata"]
     has_address = bool((pod.get("status") or {}).get("podIP"))
     return bool(wanted) and wanted.items() <= labels.items() and has_address and not leaving
-
-
-def _is_ready(pod: JsonObject) -> bool:
-    conditions = pod["status"].get("conditions") or ()
-    return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
-
-
-def target_port(service: JsonObject, pod: JsonObject, port: int) -> int:
-    """Port of the pod that a port of the Service leads to.
-
-    A headless Service is a name only: whoever uses it reaches the port that he asks for.
-
-    Raises:
-        NameNotFoundError: when the Service has no such port.
-    """
-    if service["spec"].get("clusterIP") == "None":
-        return port
-    for each in service["spec"].get("ports") or ():
-        if each["port"] == port:
-            container = pod["spec"]["containers"][0]
-            return port_number(container, each.get("targetPort", port))
-    raise NameNotFoundError(f"Service {service['metadata']['name']} has no port {port}")
 
 
 class ClusterNetwork:
@@ -151,7 +127,7 @@ class ClusterNetwork:
         except ApiStatusError as error:
             raise NameNotFoundError(f"{host}: {error}") from error
         for pod in endpoints(service, pods):
-            return pod["status"]["podIP"], target_port(service, pod, port)
+            return pod["status"]["podIP"], port
         raise NameNotFoundError(f"no pod stands behind {host}")
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -173,7 +149,7 @@ class ClusterNetwork:
         try:
             address = await self.resolve(host, port, namespace)
             far_reader, far_writer = await asyncio.open_connection(*address)
-        except (NameNotFoundError, UnsupportedPodError, OSError) as error:
+        except (NameNotFoundError, OSError) as error:
             writer.write(f"HTTP/1.1 502 {type(error).__name__}\r\n\r\n".encode())
             await writer.drain()
             return

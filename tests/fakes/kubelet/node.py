@@ -1,9 +1,8 @@
-"""The node's own objects: the Node, its heartbeat, and which pods it takes."""
+"""The node's own objects: the Node, its heartbeat, and the pods that are bound to it."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from datetime import UTC, datetime
 
 import aiohttp
@@ -13,22 +12,8 @@ from tests.fakes.kubelet.container import timestamp
 from tests.fakes.kubelet.environment import JsonObject
 from tests.fakes.kubelet.settings import KubeletSettings
 
-HOSTNAME_LABEL = "kubernetes.io/hostname"
 _LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
 _LEASE_S = 40
-
-
-def labels(settings: KubeletSettings) -> dict[str, str]:
-    """All labels of the node."""
-    return {HOSTNAME_LABEL: settings.node_name, **settings.node_labels}
-
-
-def misfit(pod: JsonObject, node_labels: Mapping[str, str]) -> str | None:
-    """Why a pod may not run on the node, None when it may. Only node selectors are looked at."""
-    wanted: Mapping[str, str] = pod["spec"].get("nodeSelector") or {}
-    if wanted.items() <= node_labels.items():
-        return None
-    return "0/1 nodes are available: 1 node(s) didn't match Pod's node affinity/selector."
 
 
 async def register(client: KubeClient, settings: KubeletSettings) -> None:
@@ -45,7 +30,10 @@ async def register(client: KubeClient, settings: KubeletSettings) -> None:
     node = {
         "apiVersion": "v1",
         "kind": "Node",
-        "metadata": {"name": settings.node_name, "labels": labels(settings)},
+        "metadata": {
+            "name": settings.node_name,
+            "labels": {"kubernetes.io/hostname": settings.node_name},
+        },
     }
     status = {"conditions": [ready], "capacity": room, "allocatable": room}
     path = f"/api/v1/nodes/{settings.node_name}"
@@ -60,28 +48,15 @@ async def register(client: KubeClient, settings: KubeletSettings) -> None:
 
 
 async def bind(client: KubeClient, settings: KubeletSettings, pod: JsonObject) -> None:
-    """Schedule a pod onto the node, or say why not."""
     metadata = pod["metadata"]
     path = f"/api/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}"
-    why_not = misfit(pod, labels(settings))
-    if why_not is None:
-        target = {"apiVersion": "v1", "kind": "Node", "name": settings.node_name}
-        binding = {
-            "apiVersion": "v1",
-            "kind": "Binding",
-            "metadata": {"name": metadata["name"], "namespace": metadata["namespace"]},
-            "target": target,
-        }
-        await client.create(f"{path}/binding", binding)
-        return
-    condition = {
-        "type": "PodScheduled",
-        "status": "False",
-        "reason": "Unschedulable",
-        "message": why_not,
-        "lastTransitionTime": timestamp(),
+    binding = {
+        "apiVersion": "v1",
+        "kind": "Binding",
+        "metadata": {"name": metadata["name"], "namespace": metadata["namespace"]},
+        "target": {"apiVersion": "v1", "kind": "Node", "name": settings.node_name},
     }
-    await client.merge_patch(f"{path}/status", {"status": {"conditions": [condition]}})
+    await client.create(f"{path}/binding", binding)
 
 
 async def keep_alive(client: KubeClient, settings: KubeletSettings) -> None:

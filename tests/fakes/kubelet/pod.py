@@ -72,10 +72,6 @@ class PodRun:
         self._reporting = asyncio.create_task(self._report())
         self._ending: asyncio.Task[None] | None = None
 
-    @property
-    def pids(self) -> list[int]:
-        return [container.pid for container in self._containers if container.pid is not None]
-
     def observe(self, pod: JsonObject) -> None:
         """Take in a newer state of the pod: only its deletion matters."""
         if "deletionTimestamp" in pod["metadata"] and self._ending is None:
@@ -216,8 +212,7 @@ class PodRun:
 
     async def _end(self, grace_s: float) -> None:
         """SIGTERM, grace, SIGKILL; then let the API server forget the pod."""
-        if self.pids:
-            await asyncio.gather(*(each.stop(grace_s) for each in self._containers))
+        await asyncio.gather(*(each.stop(grace_s) for each in self._containers))
         self._running.cancel()
         await asyncio.gather(self._running, return_exceptions=True)
         options = {"gracePeriodSeconds": 0, "preconditions": {"uid": self._paths.uid}}

@@ -3,29 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass, field
 
 import aiohttp
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from tests.fakes.kubelet.environment import JsonObject, UnsupportedPodError, port_number
+from tests.fakes.kubelet.environment import JsonObject, UnsupportedPodError
 
 _FINE = range(200, 400)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProbeTarget:
-    """The container that is asked."""
-
-    container: JsonObject
-    pod_ip: str
-    execute: Callable[[list[str]], Awaitable[int]]
-    """Runs a command in the container; answers its exit code."""
-
-
-async def ask(probe: JsonObject, target: ProbeTarget) -> bool:
+async def ask(probe: JsonObject, pod_ip: str) -> bool:
     """Put a probe's question once; no answer within its timeout is a no.
 
     Raises:
@@ -35,14 +25,14 @@ async def ask(probe: JsonObject, target: ProbeTarget) -> bool:
         if kind in probe:
             try:
                 async with asyncio.timeout(probe.get("timeoutSeconds", 1)):
-                    return await question(probe[kind], target)
+                    return await question(probe[kind], pod_ip)
             except (OSError, TimeoutError, aiohttp.ClientError, grpc.aio.AioRpcError):
                 return False
     raise UnsupportedPodError(f"probe: none of {', '.join(_QUESTIONS)} in {sorted(probe)}")
 
 
-async def _grpc(probe: JsonObject, target: ProbeTarget) -> bool:
-    address = f"{target.pod_ip}:{probe['port']}"
+async def _grpc(probe: JsonObject, pod_ip: str) -> bool:
+    address = f"{pod_ip}:{probe['port']}"
     direct = (("grpc.enable_http_proxy", 0),)
     async with grpc.aio.insecure_channel(address, options=direct) as channel:
         request = health_pb2.HealthCheckRequest(service=probe.get("service") or "")
@@ -52,32 +42,15 @@ async def _grpc(probe: JsonObject, target: ProbeTarget) -> bool:
         return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
 
 
-async def _http(probe: JsonObject, target: ProbeTarget) -> bool:
-    port = port_number(target.container, probe["port"])
-    url = f"http://{target.pod_ip}:{port}{probe.get('path', '/')}"
-    headers: Mapping[str, str] = {
-        each["name"]: each["value"] for each in probe.get("httpHeaders") or ()
-    }
-    async with aiohttp.ClientSession() as session, session.get(url, headers=headers) as answer:
+async def _http(probe: JsonObject, pod_ip: str) -> bool:
+    url = f"http://{pod_ip}:{probe['port']}{probe.get('path', '/')}"
+    async with aiohttp.ClientSession() as session, session.get(url) as answer:
         return answer.status in _FINE
 
 
-async def _tcp(probe: JsonObject, target: ProbeTarget) -> bool:
-    port = port_number(target.container, probe["port"])
-    _, writer = await asyncio.open_connection(target.pod_ip, port)
-    writer.close()
-    return True
-
-
-async def _exec(probe: JsonObject, target: ProbeTarget) -> bool:
-    return await target.execute(list(probe["command"])) == 0
-
-
-_QUESTIONS: dict[str, Callable[[JsonObject, ProbeTarget], Awaitable[bool]]] = {
+_QUESTIONS: dict[str, Callable[[JsonObject, str], Awaitable[bool]]] = {
     "grpc": _grpc,
     "httpGet": _http,
-    "tcpSocket": _tcp,
-    "exec": _exec,
 }
 
 
@@ -102,7 +75,7 @@ class Tally:
 
 
 async def verdicts(
-    probe: JsonObject, target: ProbeTarget, longest_period_s: float
+    probe: JsonObject, pod_ip: str, longest_period_s: float
 ) -> AsyncGenerator[bool, None]:
     """Ask for ever; yields a verdict with every answer that makes or confirms one."""
     await asyncio.sleep(min(probe.get("initialDelaySeconds", 0), longest_period_s))
@@ -111,7 +84,7 @@ async def verdicts(
         failure_threshold=probe.get("failureThreshold", 3),
     )
     while True:
-        verdict = tally.count(success=await ask(probe, target))
+        verdict = tally.count(success=await ask(probe, pod_ip))
         if verdict is not None:
             yield verdict
         await asyncio.sleep(min(probe.get("periodSeconds", 10), longest_period_s))

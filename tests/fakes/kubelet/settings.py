@@ -72,8 +72,6 @@ class KubeletSettings:
     images: Mapping[str, ImageRoot] = field(default_factory=dict)
     """Root folders of images by name without tag. Others run on the files of this machine."""
     node_name: str = "fake-node"
-    node_labels: Mapping[str, str] = field(default_factory=dict)
-    """Labels of the node besides its host name; pods' node selectors are held against them."""
     image_environment: Mapping[str, str] = field(default_factory=_image_environment)
     """Environment that every image sets; pods add their own."""
     longest_probe_period_s: float = 10.0
