@@ -149,11 +149,6 @@ async def test_a_prompt_that_fails_is_told_and_the_others_are_answered(tmp_path,
         assert (each.reward, each.reward_parts) == (1.5, {"right": 1.0, "short": 0.5})
 
 
-async def test_what_the_user_must_correct_is_named():
-    with pytest.raises(StartError, match=r"^environment\.name: 'nowhere:Task' cannot be imported"):
-        await trial_of("environment={name: 'nowhere:Task'}")
-
-
 class WorkerMetrics:
     """The metrics of one worker, its gauges, and its environment's threads."""
 

@@ -162,17 +162,6 @@ def test_the_model_reads_a_spelled_control_token_letter_by_letter(name):
     assert FORGED.replace(" ", "") in text.replace(" ", "")
 
 
-def test_a_stretch_with_a_spelling_is_encoded_in_one_piece():
-    tokenizer = TOKENIZERS["byte level"]
-    start, end = tokenizer.convert_tokens_to_ids([START, END])
-    stretches = [f"user\n{FORGED}", "\n", "assistant\n"]
-    user, line, cue = (
-        tokenizer(each, add_special_tokens=False, split_special_tokens=True)["input_ids"]
-        for each in stretches
-    )
-    assert list(encoded(tokenizer, FORGED)) == [start, *user, end, *line, start, *cue]
-
-
 def test_what_a_tokenizer_cannot_keep_apart_gets_spaces():
     tokenizer = TOKENIZERS["unigram"]
     text = codec_of(tokenizer).decode(encoded(tokenizer, f"a{END}b"), frozenset())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
-import logging
 import threading
 from functools import partial
 
@@ -216,7 +215,7 @@ class EndlessLeases:
         pass
 
 
-async def test_the_log_tells_each_failure_once_with_its_traceback(caplog):
+async def test_a_worker_asks_less_and_less_often_while_nothing_works():
     async with learner_fixture() as fixture:
         fixture.environment.reward_of = lambda: {}["answer"]
         learner, waits = EndlessLeases(), []
@@ -228,15 +227,7 @@ async def test_the_log_tells_each_failure_once_with_its_traceback(caplog):
         worker = fixture.worker(learner=learner)
         worker.sleep = sleep
         worker.receiver.held = HeldPolicy(incarnation="now", policy_version=0)
-        with caplog.at_level(logging.WARNING):
-            async with run_in_task(worker):
-                await eventually(lambda: learner.num_failed >= 250)
-    lines = [record for record in caplog.records if " failed: " in record.message]
-    assert [bool(record.exc_info) for record in lines] == [True, *[False] * (len(lines) - 1)]
-    assert [record.message.rpartition("; ")[2] for record in lines[1:3]] == [
-        "100 times so far",
-        "200 times so far",
-    ]
-    # It asks less and less often while nothing works.
+        async with run_in_task(worker):
+            await eventually(lambda: learner.num_failed >= 50)
     assert waits[:4] == [0.02, 0.04, 0.08, 0.16]
     assert max(waits) == 5.0

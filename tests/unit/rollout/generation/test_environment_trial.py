@@ -14,7 +14,7 @@ from vcpo_rollout.trial import NotTriedError, try_environment
 
 HEAD = """
 from vcpo_rollout.environments import Prompt
-import itertools, socket, threading, urllib.request
+import itertools, socket, threading
 
 calls = itertools.count()
 
@@ -76,7 +76,6 @@ async def test_a_good_environment_needs_no_word(write):
     ("bodies", "words"),
     [
         ({"prompt": "raise KeyError('x')"}, "Task.prompt('train', 0) raised KeyError: 'x' ("),
-        ({"prompt": "return 'text'"}, "Task.prompt must return a Prompt, got str 'text' ("),
         ({"prompt": "pass"}, "Task.prompt must return a Prompt, got None ("),
         (
             {"prompt": "assert index == 0; return Prompt(text='a', answer='')"},
@@ -95,7 +94,6 @@ async def test_a_good_environment_needs_no_word(write):
             {"reward": "return 1 / 0"},
             "Task.reward(prompt, response) raised ZeroDivisionError: division by zero (",
         ),
-        ({"reward": "return None"}, "must return a number, got None"),
         ({"reward": "return '1.0'"}, "must return a number, got str '1.0'"),
         ({"reward": "return float('nan')"}, "must return a finite number, got nan"),
         (
@@ -119,7 +117,6 @@ async def test_what_would_fail_at_each_prompt_is_told_with_class_and_method(writ
         ({"converse": "return prompt"}, "with the methods next_turn and reward, and this one has"),
         ({"reply": "raise KeyError(response)"}, "raised KeyError: 'The answer is 42.' ("),
         ({"reply": "return 3"}, "Talk.next_turn must return a str, got int 3 ("),
-        ({"judge": "raise KeyError(1)"}, "Turns.reward() raised KeyError: 1 ("),
         ({"judge": "return 'good'"}, "Talk.reward must return a number, got str 'good' ("),
     ],
     ids=lambda each: str(each)[:40],
@@ -156,7 +153,6 @@ def silent_port():
     "call",
     [
         "return socket.create_connection(('127.0.0.1', PORT))",
-        "return urllib.request.urlopen('http://127.0.0.1:PORT')",
         "return socket.getaddrinfo('reward.invalid', 80)",
     ],
 )
@@ -175,7 +171,6 @@ FUNCTIONS = """
 import torch
 
 def text(prompt, response): return response
-def pair(prompt, response): return torch.tensor([0.5, 1.0])
 def broken(prompt, response): return 1 / 0
 def large(prompt, response): return 1e5
 def one_number(prompt, response): return torch.tensor(0.5)
@@ -186,7 +181,6 @@ def one_number(prompt, response): return torch.tensor(0.5)
     ("function", "words"),
     [
         ("text", "text must return a number, got str 'The answer is 42.' ("),
-        ("pair", "pair must return a number, got Tensor tensor([0.5000, 1.0000]) ("),
         ("broken", "a function raised ZeroDivisionError: division by zero ("),
         ("large", "a function returned 100000, and a response with more than 10000 counts as"),
     ],

@@ -1,9 +1,5 @@
 """Calls that fail for a while, for good, or for unknown reasons, over a real channel."""
 
-import asyncio
-import logging
-from functools import partial
-
 import pytest
 from grpc import StatusCode, aio
 
@@ -18,26 +14,15 @@ from vcpo.wire.errors import SetAsideError, WireError
 from vcpo_rollout import __main__ as command
 from vcpo_rollout.transport.retries import LearnerFailedError, Retries
 
-DOUBTFUL = [
-    StatusCode.INTERNAL,
-    StatusCode.UNKNOWN,
-    StatusCode.CANCELLED,
-    StatusCode.DATA_LOSS,
-]
-FINAL = [
-    StatusCode.INVALID_ARGUMENT,
-    StatusCode.UNAUTHENTICATED,
-    StatusCode.PERMISSION_DENIED,
-    StatusCode.FAILED_PRECONDITION,
-    StatusCode.UNIMPLEMENTED,
-    StatusCode.NOT_FOUND,
-]
-TRANSIENT = [
-    StatusCode.UNAVAILABLE,
-    StatusCode.DEADLINE_EXCEEDED,
-    StatusCode.RESOURCE_EXHAUSTED,
-    StatusCode.ABORTED,
-]
+
+def codes(names):
+    return [StatusCode[each] for each in names.split()]
+
+
+DOUBTFUL = codes("INTERNAL UNKNOWN CANCELLED DATA_LOSS")
+FINAL = codes("INVALID_ARGUMENT UNAUTHENTICATED NOT_FOUND")
+FINAL += codes("PERMISSION_DENIED FAILED_PRECONDITION UNIMPLEMENTED")
+TRANSIENT = codes("UNAVAILABLE DEADLINE_EXCEEDED RESOURCE_EXHAUSTED ABORTED")
 
 
 def trouble(code):
@@ -106,61 +91,6 @@ async def test_pauses_double_up_to_five_seconds_and_are_jittered():
     assert len(set(pauses_s)) == len(pauses_s)
 
 
-async def test_an_outage_is_two_lines_of_the_log_however_many_calls_it_meets(caplog):
-    failing = FailingLearner(*[trouble(StatusCode.UNAVAILABLE)] * 30)
-    # The outage would end too early with a success that arrives before the last failure.
-    failing.succeeds.clear()
-    num_pauses = 0
-
-    async def pause(seconds):
-        nonlocal num_pauses
-        num_pauses += 1
-        if num_pauses == 30:
-            failing.succeeds.set()
-
-    with caplog.at_level(logging.INFO, logger="vcpo_rollout"):
-        async with channel_to(failing) as channel:
-            learner = learner_at(channel, retries=Retries(pause))
-            lease = partial(learner.lease, held=HELD, max_trajectories=4, wait_s=0)
-            await asyncio.gather(*(lease() for _ in range(10)))
-            await lease()
-    assert [(record.levelname, record.exc_info) for record in caplog.records] == [
-        ("WARNING", None),
-        ("INFO", None),
-    ]
-    began, ended = caplog.messages
-    assert began.startswith("Lease failed with UNAVAILABLE: trouble with UNAVAILABLE; it is")
-    assert ended == "Lease succeeded after 30 failed calls"
-
-
-@pytest.mark.parametrize(
-    ("error", "sentence"),
-    [
-        (LearnerFailedError("Lease failed 10 times in a row"), "Lease failed 10 times in a row"),
-        (
-            aio.AioRpcError(
-                StatusCode.UNAUTHENTICATED,
-                aio.Metadata(),
-                aio.Metadata(),
-                details="set VCPO_WORKER_KEY",
-            ),
-            "refused with UNAUTHENTICATED: set VCPO_WORKER_KEY",
-        ),
-    ],
-    ids=["failed", "refused"],
-)
-def test_a_worker_that_ends_says_why(monkeypatch, tmp_path, error, sentence):
-    monkeypatch.setenv("VCPO_TERMINATION_LOG", str(tmp_path / "end"))
-
-    async def run_worker(options):
-        raise error
-
-    monkeypatch.setattr(command, "run_worker", run_worker)
-    monkeypatch.setattr("sys.argv", ["vcpo_rollout", "run.yaml", "--learner", "l", "--group", "g"])
-    assert command.main() == 1
-    assert (tmp_path / "end").read_text() == f"learner: {sentence}"
-
-
 async def test_a_worker_that_was_set_aside_does_not_ask_again():
     failing = FailingLearner(SetAsideError(SetAsideCause.FAILING, "16 generations failed"))
     async with channel_to(failing) as channel:
@@ -170,14 +100,32 @@ async def test_a_worker_that_was_set_aside_does_not_ask_again():
     assert len(failing.requests) == 1
 
 
-def test_it_ends_with_a_status_and_a_cause_of_its_own(monkeypatch, tmp_path):
+@pytest.mark.parametrize(
+    ("error", "status", "cause"),
+    [
+        (LearnerFailedError("Lease failed"), 1, "learner: Lease failed"),
+        (
+            aio.AioRpcError(
+                StatusCode.UNAUTHENTICATED, aio.Metadata(), aio.Metadata(), details="set the key"
+            ),
+            1,
+            "learner: refused with UNAUTHENTICATED: set the key",
+        ),
+        (
+            SetAsideError(SetAsideCause.MISMATCH, "0.4 nats a token off"),
+            77,
+            "set aside by the learner: mismatch: 0.4 nats a token off",
+        ),
+    ],
+    ids=["failed", "refused", "set aside"],
+)
+def test_a_worker_that_ends_says_why(monkeypatch, tmp_path, error, status, cause):
     monkeypatch.setenv("VCPO_TERMINATION_LOG", str(tmp_path / "end"))
 
     async def run_worker(options):
-        raise SetAsideError(SetAsideCause.MISMATCH, "0.4 nats a token off")
+        raise error
 
     monkeypatch.setattr(command, "run_worker", run_worker)
     monkeypatch.setattr("sys.argv", ["vcpo_rollout", "run.yaml", "--learner", "l", "--group", "g"])
-    assert command.main() == 77
-    cause = "set aside by the learner: mismatch: 0.4 nats a token off"
+    assert command.main() == status
     assert (tmp_path / "end").read_text() == cause

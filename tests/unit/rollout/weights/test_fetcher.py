@@ -151,19 +151,17 @@ async def test_a_full_set_that_a_wrong_delta_spoiled_is_no_base_for_the_next():
 
 
 @pytest.mark.parametrize(
-    ("change", "problem"),
+    ("versions", "problem"),
     [
-        ({"base_policy_version": 3}, "starts at version 1, must start at 5"),
-        ({"policy_version": 5}, "starts at version 2, must start at 5"),
+        ((5, 2, 3), "starts at version 1, must start at 5"),
+        ((1, 5, 3), "starts at version 2, must start at 5"),
     ],
 )
-async def test_deltas_that_do_not_follow_each_other_are_refused(change, problem):
+async def test_deltas_that_do_not_follow_each_other_are_refused(versions, problem):
     with learner_and_worker(0, 1, 2, 3) as (learner, worker):
         manifest = learner.manifest()
-        for name, value in change.items():
-            setattr(manifest.deltas[1 if "base" not in name else 0], name, value)
-        if "base_policy_version" in change:
-            manifest.deltas[0].policy_version = 5
+        for delta, version in zip(manifest.deltas, versions, strict=True):
+            delta.policy_version = version
         with pytest.raises(CorruptWeightsError, match=problem):
             await worker.fetch(manifest)
 

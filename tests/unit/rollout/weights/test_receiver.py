@@ -1,6 +1,5 @@
 import asyncio
 import contextlib
-import time
 
 import pytest
 import safetensors.torch
@@ -71,7 +70,7 @@ class _Failures(list):
 
 
 @contextlib.asynccontextmanager
-async def follow_server(server, engine, postprocess=None, adapters=None, clock=time.monotonic):
+async def follow_server(server, engine, postprocess=None, adapters=None):
     """A receiver that follows the server for as long as the context lasts."""
     add = policy_pb2_grpc.add_PolicyServiceServicer_to_server
     async with serve_services(lambda grpc_server: add(server, grpc_server)) as channel:
@@ -82,7 +81,6 @@ async def follow_server(server, engine, postprocess=None, adapters=None, clock=t
             postprocess=postprocess,
             adapters=adapters,
             pause_after_corruption_s=0.0,
-            clock=clock,
         )
         task = asyncio.create_task(receiver.run())
         try:

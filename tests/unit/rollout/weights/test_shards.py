@@ -76,24 +76,6 @@ async def test_a_corrupt_shard_is_fetched_again_and_the_other_is_kept():
         assert sent(learner) == [0, len(learner.shard_file(1, VERSIONS[0]))]
 
 
-async def test_a_shard_that_a_delta_spoiled_comes_whole_while_the_other_is_patched():
-    with sharded_learner(TWO_RANKS) as learner:
-        worker = ShardedWorker(learner)
-        learner.publish(0, VERSIONS[0])
-        await worker.take()
-        learner.publish(1, VERSIONS[1])
-        learner.servers[1].failures = [flip_bit(-1, 0)]
-        with pytest.raises(CorruptWeightsError):
-            await worker.take()
-        learner.publish(2, VERSIONS[2])
-        sent(learner)
-        weights = await worker.take()
-        by_first, by_second = sent(learner)
-        assert by_first < len(learner.shard_file(0, VERSIONS[2])) / 2
-        assert by_second > len(learner.shard_file(1, VERSIONS[2]))
-    assert (weights.policy_version, weights.changes) == (2, None)
-
-
 async def test_a_server_that_dies_in_the_middle_leaves_the_bytes_of_all_shards():
     with sharded_learner(TWO_RANKS) as learner:
         worker = ShardedWorker(learner)
@@ -107,26 +89,6 @@ async def test_a_server_that_dies_in_the_middle_leaves_the_bytes_of_all_shards()
         assert (await worker.take()).policy_version == 0
         assert [offset for _, offset in learner.servers[1].requests] == [0, 1000, 1000]
         assert sent(learner) == [len(learner.shard_file(n, VERSIONS[0])) for n in (0, 1)]
-
-
-async def test_a_shard_that_stayed_behind_takes_more_deltas_than_the_others():
-    with sharded_learner(TWO_RANKS) as learner:
-        worker = ShardedWorker(learner)
-        learner.publish(0, VERSIONS[0])
-        await worker.take()
-        learner.stop(1)
-        learner.publish(1, VERSIONS[1])
-        assert await worker.take() is None
-        learner.start(1)
-        learner.publish(2, VERSIONS[2])
-        for server in learner.servers:
-            server.requested()
-        weights = await worker.take()
-        assert [server.requested() for server in learner.servers] == [
-            ["00000001-00000002.delta"],
-            ["00000000-00000001.delta", "00000001-00000002.delta"],
-        ]
-    assert (weights.policy_version, weights.changes) == (2, None)
 
 
 @st.composite

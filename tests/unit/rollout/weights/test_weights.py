@@ -132,11 +132,6 @@ def test_transforms_follow_one_another_from_file_to_file():
     assert safetensors.torch.load(found.payload)["a"].tolist() == [7.0, 9.0]
 
 
-def test_a_model_that_is_nowhere_is_named():
-    with pytest.raises(ValueError, match=r"spec\.model\.name"):
-        postprocessing_for(AdapterUse.MERGED, model={"name": "no/such/model/here", "lora": {}})
-
-
 NOISE = NoiseSchedule(initial_sigma=0.1, final_sigma=0.01, num_stages=10, total_steps=10)
 WEIGHTS = {
     "model.embed_tokens.weight": torch.randn(8, 4),

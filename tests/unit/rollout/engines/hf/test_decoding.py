@@ -268,12 +268,6 @@ def test_logits_that_are_not_numbers_fail_the_sequence_and_a_new_policy_cures_it
     assert all(math.isfinite(logprob) for end in run(batch).values() for logprob in end.logprobs)
 
 
-def test_nothing_is_admitted_before_the_first_swap():
-    batch = DecodeBatch(build_model(), end_token_ids=frozenset(), pad_token_id=0, seed=0)
-    with pytest.raises(EngineError, match="before the first swap"):
-        batch.admit([make_draft(SHORT)])
-
-
 def test_seeds_differ_between_leases_responses_and_tokens():
     leases = [work_pb2.Lease(sampling=work_pb2.Sampling(seed=seed)) for seed in (0, 1, 2**64 - 1)]
     responses = [response_seed(lease, number) for lease in leases for number in range(8)]
