@@ -130,18 +130,6 @@ async def test_a_call_that_does_not_return_is_a_failure_with_the_line_where_it_i
         threads.close()
 
 
-async def test_a_call_that_finds_no_thread_in_time_says_what_it_waited_for():
-    threads, released = environment_threads(1, timeout_s=0.05), threading.Event()
-    calls = [asyncio.create_task(threads.call(released.wait)) for _ in range(3)]
-    try:
-        ends = await asyncio.gather(*calls, return_exceptions=True)
-    finally:
-        released.set()
-        threads.close()
-    assert "a call has not returned" in str(ends[1])
-    assert "no thread was free within 0.05 s" in str(ends[2])
-
-
 def events(count):
     return [threading.Event() for _ in range(count)]
 

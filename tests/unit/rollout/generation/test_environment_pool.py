@@ -16,7 +16,6 @@ from tests.fixtures.rollout.worker import (
     learner_fixture,
     run_in_task,
 )
-from vcpo_rollout.environments.environment import Prompt
 from vcpo_rollout.generation.environment_pool import (
     THREAD_NAME,
     EnvironmentFailedError,
@@ -148,30 +147,17 @@ def has_ended(threads):
     return False
 
 
-class HangingTask(FakeEnvironment):
-    """A task one of whose functions hangs in its first calls."""
-
-    def __init__(self, where, hangs):
-        super().__init__()
-        self.where, self.hangs = where, hangs
-
-    def pass_through(self, where):
-        if where == self.where:
-            self.hangs()
-
-    def prompt(self, split, index):
-        self.pass_through("prompt")
-        return Prompt(text="any", answer="")
-
-    def reward(self, prompt, response):
-        self.pass_through("reward")
-        return 1.0
+def hanging_task(hangs):
+    """A task whose reward hangs in its first calls."""
+    task = FakeEnvironment()
+    task.reward_of = lambda: hangs() or 1.0
+    return task
 
 
 async def test_a_worker_goes_on_after_as_many_hung_calls_as_it_has_threads():
     hangs = Hangs(4)
     async with learner_fixture(failurePolicy={"maxFailuresInARow": 1000}) as fixture:
-        fixture.environment = HangingTask("reward", hangs)
+        fixture.environment = hanging_task(hangs)
         fixture.publish(0)
         try:
             async with run_in_task(fixture.worker(places=4, environment_timeout_s=SHORT_S)):
@@ -184,7 +170,7 @@ async def test_a_worker_goes_on_after_as_many_hung_calls_as_it_has_threads():
 async def test_a_worker_that_is_worn_out_ends_with_the_cause():
     hangs = Hangs(6)
     async with learner_fixture(failurePolicy={"maxFailuresInARow": 1000}) as fixture:
-        fixture.environment = HangingTask("reward", hangs)
+        fixture.environment = hanging_task(hangs)
         fixture.publish(0)
         worker = fixture.worker(places=2, drain_s=0.0, environment_timeout_s=SHORT_S)
         try:
