@@ -1,7 +1,6 @@
 """A model from a checkpoint, as `vcpo export` writes it."""
 
 import json
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,14 +8,13 @@ import pytest
 import safetensors.torch
 import torch
 from peft import PeftModel
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.fixtures.disk_limits import files_of_at_most
 from tests.fixtures.learner.checkpoints import write_checkpoint
 from tests.fixtures.learner.dispatcher import make_run
 from tests.fixtures.records import EVALUATION
 from vcpo.api import run_to_yaml
-from vcpo.local.external_commands import ExportOptions
 from vcpo.records.exported_model import ExportedModel, ExportKind
 from vcpo.records.journal import Journal
 from vcpo.service.lifecycle import StartError
@@ -78,14 +76,6 @@ def test_the_model_of_the_newest_checkpoint_loads_anywhere(run_dir):
     )
 
 
-def test_a_step_may_be_named(run_dir):
-    trained = trained_run(run_dir, 1, model={"name": TINY})
-    expected = logits(trained)
-    trained_run(run_dir, 2, model={"name": TINY})
-    folder = export(run_dir, step=1)
-    assert torch.equal(logits(AutoModelForCausalLM.from_pretrained(folder)), expected)
-
-
 def test_adapters_are_merged_or_load_beside_their_model_and_say_the_same(run_dir):
     trained = trained_run(run_dir, 4, model=LORA)
     merged = export(run_dir)
@@ -99,12 +89,6 @@ def test_adapters_are_merged_or_load_beside_their_model_and_say_the_same(run_dir
     torch.testing.assert_close(logits(loaded), expected, rtol=1e-5, atol=1e-6)
     whole = AutoModelForCausalLM.from_pretrained(merged)
     torch.testing.assert_close(logits(whole), expected, rtol=1e-4, atol=1e-5)
-
-
-def test_adapters_of_a_run_without_any_are_refused(run_dir):
-    trained_run(run_dir, 1, model={"name": TINY})
-    with pytest.raises(StartError, match=r"--adapters: the run trains all parameters"):
-        export(run_dir, adapters=True)
 
 
 def test_a_damaged_newest_checkpoint_is_reported_and_the_one_before_is_used(run_dir, capsys):
@@ -135,28 +119,6 @@ def test_a_folder_of_something_else_is_not_replaced_and_one_of_an_export_is(run_
     assert ExportedModel.read(output).step == 2
 
 
-def test_the_command_says_where_the_model_is_and_nothing_else(
-    run_dir, tmp_path, capsys, monkeypatch
-):
-    trained_run(run_dir, 3, model={"name": TINY})
-    capsys.readouterr()
-    output = tmp_path / "-odd"
-    asked = ExportOptions(source=run_dir, directory=output, step=3, best=False, adapters=False)
-    monkeypatch.setattr("sys.argv", ["export", *asked.arguments()])
-    assert learner_export.main() == 0
-    assert capsys.readouterr() == (f"{output}\n", "")
-    assert ExportedModel.read(output).step == 3
-
-
-def test_the_command_says_what_to_put_right(run_dir, capsys, monkeypatch):
-    trained_run(run_dir, 3, model={"name": TINY})
-    capsys.readouterr()
-    monkeypatch.setattr("sys.argv", ["export", str(run_dir), "--step=9"])
-    assert learner_export.main() == 2
-    printed = f"{run_dir / 'checkpoints'}: holds no checkpoint of step 9; it has 3\n"
-    assert capsys.readouterr() == ("", printed)
-
-
 def test_a_disk_without_room_is_said_in_a_sentence_and_nothing_is_left(
     run_dir, capsys, monkeypatch
 ):
@@ -170,19 +132,6 @@ def test_a_disk_without_room_is_said_in_a_sentence_and_nothing_is_left(
     assert list((run_dir / "exports").iterdir()) == []
 
 
-def test_one_checkpoint_is_exported_wherever_it_lies(run_dir, tmp_path):
-    expected = logits(trained_run(run_dir, 1, model={"name": TINY}))
-    trained_run(run_dir, 2, model={"name": TINY})
-    inside = export(checkpoint_of(run_dir, 1))
-    assert inside == run_dir / "exports" / "step-00000001"
-    assert ExportedModel.read(inside).run == "run"
-    copy = tmp_path / "kept"
-    shutil.copytree(checkpoint_of(run_dir, 1), copy)
-    outside = export(copy, directory=tmp_path / "out")
-    for folder in (inside, outside):
-        assert torch.equal(logits(AutoModelForCausalLM.from_pretrained(folder)), expected)
-
-
 def test_the_best_evaluated_checkpoint_may_be_asked_for(run_dir):
     trained_run(run_dir, 1, 2, model={"name": TINY})
     with pytest.raises(StartError, match=r"--best: no checkpoint of .* was evaluated; give --step"):
@@ -191,20 +140,6 @@ def test_the_best_evaluated_checkpoint_may_be_asked_for(run_dir):
     for step, accuracy in [(0, 0.9), (1, 0.5), (2, 0.25)]:
         journal.evaluation(replace(EVALUATION, step=step, accuracy=accuracy))
     assert export(run_dir, best=True).name == "step-00000001"
-
-
-def test_a_damaged_checkpoint_that_was_named_is_not_replaced_by_another(run_dir):
-    trained_run(run_dir, 1, 2, model={"name": TINY})
-    (checkpoint_of(run_dir, 2) / "tensors" / SHARD).write_bytes(b"x")
-    for source, options in [(run_dir, {"step": 2}), (checkpoint_of(run_dir, 2), {})]:
-        with pytest.raises(StartError, match="safetensors: must be"):
-            export(source, **options)
-
-
-def test_what_a_model_generates_with_is_exported_too(run_dir):
-    trained_run(run_dir, 1, model={"name": TINY})
-    found = GenerationConfig.from_pretrained(export(run_dir))
-    assert found.eos_token_id == GenerationConfig.from_pretrained(TINY).eos_token_id is not None
 
 
 @pytest.fixture(scope="module")
@@ -234,10 +169,3 @@ def test_a_model_has_the_number_format_that_the_run_began_with(run_dir, half_pre
     if lora is None:
         for name, parameter in trained.named_parameters():
             assert torch.equal(rounded[name], parameter.bfloat16()), name
-
-
-def test_parameters_that_a_family_keeps_in_float32_stay_so(run_dir, half_precision, monkeypatch):
-    trained_run(run_dir, 1, model={"name": str(half_precision)})
-    monkeypatch.setattr(LlamaForCausalLM, "_keep_in_fp32_modules_strict", ["input_layernorm"])
-    kept = {name for name, each in weights_of(export(run_dir)).items() if each.dtype.itemsize == 4}
-    assert kept == {f"model.layers.{layer}.input_layernorm.weight" for layer in range(3)}

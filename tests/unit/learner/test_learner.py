@@ -17,7 +17,7 @@ from vcpo.service.run_lock import LockHolder, run_lock
 from vcpo.wire.phase import RunPhase
 from vcpo_learner import __main__ as command
 from vcpo_learner import app
-from vcpo_learner.device import computes, free_bytes, let_segments_grow, to_device
+from vcpo_learner.device import computes, free_bytes, let_segments_grow
 from vcpo_learner.forward.activation_checkpointing import set_checkpoints
 from vcpo_learner.ranks.environment import RankEnvironment
 from vcpo_learner.telemetry.gauges import LearnerGauges
@@ -91,10 +91,6 @@ def test_each_worker_has_a_row_of_its_own(troubles):
     assert answers == [Answer.RETRY, Answer.RETRY, Answer.SET_ASIDE]
 
 
-def test_a_write_that_fails_is_always_tried_again(troubles):
-    assert {troubles.report(Trouble.WRITE) for _ in range(100)} == {Answer.RETRY}
-
-
 def test_of_equal_troubles_the_first_three_the_tenth_and_the_hundredth_are_told(troubles, told):
     for _ in range(120):
         troubles.report(Trouble.WRITE, "no room")
@@ -116,10 +112,6 @@ GIB = 1 << 30
 GPU = torch.device("cuda", 0)
 
 
-def test_a_cpu_has_no_memory_of_its_own():
-    assert free_bytes(CPU) is None
-
-
 def test_a_device_computes_until_pytorch_raises_an_error(monkeypatch):
     assert computes(CPU)
 
@@ -128,11 +120,6 @@ def test_a_device_computes_until_pytorch_raises_an_error(monkeypatch):
 
     monkeypatch.setattr(torch, "ones", ones_on_a_broken_gpu)
     assert not computes(CPU)
-
-
-def test_numbers_of_the_cpu_are_on_it_already():
-    numbers = torch.arange(3)
-    assert to_device(numbers, CPU) is numbers
 
 
 def test_segments_of_a_gpu_grow_unless_the_user_has_set_up_the_allocator():
@@ -166,11 +153,6 @@ def test_a_process_alone_on_its_gpu_has_what_the_gpu_has(card):
 def test_a_process_that_shares_its_gpu_has_what_its_share_leaves(card):
     card(share=0.5)
     assert free_bytes(GPU) == 36 * GIB  # half of 80, of which it has 4
-
-
-def test_a_share_that_is_used_up_leaves_nothing(card):
-    card(share=0.01)
-    assert free_bytes(GPU) == 0
 
 
 async def test_a_learner_leaves_a_directory_alone_that_another_one_trains_in(tmp_path, monkeypatch):
@@ -218,12 +200,3 @@ def test_the_exit_status_tells_a_complete_run_from_one_that_was_drained(phase, s
     arguments = ["vcpo_learner", "run.yaml", "--run-dir=r", f"--drained-status={DRAINED}"]
     monkeypatch.setattr(sys, "argv", arguments)
     assert command.main() == status
-
-
-def test_a_drained_pod_has_not_failed(monkeypatch):
-    async def run(*_: object) -> RunPhase:
-        return RunPhase.DRAINING
-
-    monkeypatch.setattr(command, "run_learner", run)
-    monkeypatch.setattr(sys, "argv", ["vcpo_learner", "run.yaml", "--run-dir=r"])
-    assert command.main() == 0

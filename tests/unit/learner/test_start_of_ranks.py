@@ -56,13 +56,6 @@ def test_another_number_of_ranks_than_the_specs_is_refused_with_the_cure(
 
 
 @pytest.mark.parametrize(
-    ("learner", "started"), [({}, 1), ({"processes": 3}, 3), ({"replicas": 2, "processes": 3}, 6)]
-)
-def test_the_number_of_ranks_may_come_from_any_launcher(learner, started):
-    require_ranks(Learner.model_validate(learner), RankEnvironment(size=started))
-
-
-@pytest.mark.parametrize(
     ("learner", "size", "threads"),
     [
         ({"threads": 3, "processes": 2}, 2, 3),
@@ -77,11 +70,6 @@ def test_ranks_of_one_machine_share_its_cores(learner, size, threads, monkeypatc
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)), raising=False)
     _set_threads(Learner.model_validate(learner), RankEnvironment(size=size))
     assert chosen == [threads]
-
-
-def test_a_single_rank_leaves_its_threads_to_the_library(monkeypatch):
-    monkeypatch.setattr(torch, "set_num_threads", pytest.fail)
-    _set_threads(Learner(), RankEnvironment())
 
 
 @pytest.mark.parametrize(("local_rank", "address"), [(0, "0.0.0.0:7600"), (3, "0.0.0.0:0")])
@@ -135,11 +123,6 @@ def test_the_exit_status_of_a_follower_tells_its_own_failure_from_that_of_anothe
     start, outcome, status
 ):
     assert start(outcome) == status
-
-
-def test_a_follower_that_fails_by_itself_raises_its_own_error(start):
-    with pytest.raises(ZeroDivisionError):
-        start(ZeroDivisionError("division by zero"))
 
 
 @pytest.mark.parametrize("error", [LostRankError("rank 1 is gone"), StartError("no model")])

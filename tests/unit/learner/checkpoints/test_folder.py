@@ -84,12 +84,6 @@ def test_what_is_read_is_what_was_written(folder):
     assert [group.grant_number for part in read.ledger for group in part.buffered] == [5]
 
 
-def test_the_newest_is_the_one_with_the_most_steps(folder):
-    for step in (9, 100):
-        save(folder, step)
-    assert newest(folder).step == 100
-
-
 def test_a_good_checkpoint_that_is_old_enough_for_a_rollback_outlives_newer_bad_ones(tmp_path):
     folder = CheckpointFolder(tmp_path, make_run(checkpoint={"keep": 2}))
     for step, healthy in [(10, True), (20, False), (30, False), (40, False)]:
@@ -196,10 +190,9 @@ def test_a_file_that_is_no_part_of_the_checkpoint_is_not_read(folder):
     assert newest(folder).step == 3
 
 
-@pytest.mark.parametrize("kind", ["flipped bit", "gone"])
-def test_without_a_checkpoint_that_is_whole_each_is_named_with_what_to_do(folder, kind):
+def test_without_a_checkpoint_that_is_whole_each_is_named_with_what_to_do(folder):
     for step in (1, 2):
-        damage(save(folder, step) / "update.pt", kind)
+        damage(save(folder, step) / "update.pt", "gone")
     with pytest.raises(CheckpointError) as caught:
         folder.load_newest()
     message = str(caught.value)
@@ -210,15 +203,7 @@ def test_without_a_checkpoint_that_is_whole_each_is_named_with_what_to_do(folder
 
 @pytest.mark.parametrize(
     "stray",
-    [
-        "step-backup",
-        "step-99",
-        "step-000000003",
-        "step-00000099.bak",
-        "step-0000000x",
-        "my-step-00000099",
-        "step-",
-    ],
+    ["step-99", "step-000000003", "step-00000099.bak", "my-step-00000099"],
 )
 def test_a_stray_folder_is_never_taken_for_a_checkpoint(folder, tmp_path, stray):
     save(folder, 3)
@@ -251,14 +236,6 @@ def test_a_copy_under_a_later_steps_name_is_not_what_it_says(folder, tmp_path):
     assert "holds step 3" in str(damaged)
 
 
-def test_an_empty_folder_by_the_name_of_a_checkpoint_is_damaged(folder, tmp_path):
-    save(folder, 3)
-    (tmp_path / "step-00000099").mkdir()
-    found, (damaged,) = folder.load_newest()
-    assert found.step == 3
-    assert "step-00000099/meta.json" in str(damaged)
-
-
 def test_what_is_set_aside_makes_no_other_checkpoint_go_and_goes_with_the_next_one(
     folder, tmp_path
 ):
@@ -270,12 +247,6 @@ def test_what_is_set_aside_makes_no_other_checkpoint_go_and_goes_with_the_next_o
     assert names(tmp_path) == ["damaged-step-00000009", "step-00000001"]
     save(folder, 5)
     assert names(tmp_path) == ["step-00000001", "step-00000005"]
-
-
-def test_a_step_is_read_by_its_number(folder):
-    for step in (1, 2):
-        save(folder, step)
-    assert weight(folder.load(1)) == [1.0, 1.0]
 
 
 def test_a_step_that_was_not_kept_is_refused_with_those_there_are(folder):
@@ -298,14 +269,6 @@ def sign_manifest(document):
     rest = {key: value for key, value in document.items() if key != "xxh3"}
     text = json.dumps(rest, sort_keys=True, separators=(",", ":"))
     return json.dumps({**rest, "xxh3": xxhash.xxh3_64_hexdigest(text.encode())})
-
-
-@pytest.mark.parametrize("document", [[], {}, {"format": 7, "step": 3}])
-def test_a_manifest_that_lacks_something_is_damaged(folder, document):
-    path = save(folder, 3) / "meta.json"
-    path.write_text(sign_manifest(document) if isinstance(document, dict) else json.dumps(document))
-    with pytest.raises(CheckpointError, match=r"step-00000003/meta\.json"):
-        folder.load_newest()
 
 
 def test_a_format_of_another_version_is_refused(folder):
@@ -335,8 +298,6 @@ def changes_to(other):
     "change",
     [
         {"steps": 99},
-        {"algorithm": {"maxPolicyLagSteps": 5}},
-        {"batch": {"promptsPerStep": 2, "trajectoriesPerPrompt": 2, "microBatchTrajectories": 1}},
         {
             "batch": {
                 "promptsPerStep": 2,
@@ -346,7 +307,7 @@ def changes_to(other):
             }
         },
     ],
-    ids=["steps", "lag limit", "micro-batch", "prompts"],
+    ids=["steps", "prompts"],
 )
 def test_what_may_change_between_a_run_and_its_continuation(change):
     assert changes_to(make_run(**change)) == []
@@ -356,10 +317,6 @@ def test_what_may_change_between_a_run_and_its_continuation(change):
     ("change", "said"),
     [
         ({"model": {"name": "other"}}, ["spec.model.name: 'tiny' -> 'other'"]),
-        (
-            {"model": {"name": "tiny", "lora": {"rank": 4}}},
-            ["spec.model.lora: nothing -> {'rank': 4, 'alpha': 32, 'targetModules': []}"],
-        ),
         (
             {"environment": {"name": "sort_digits", "parameters": {"digits": 4}}},
             ["spec.environment.parameters.digits: nothing -> 4"],
@@ -373,29 +330,16 @@ def test_what_may_change_between_a_run_and_its_continuation(change):
         ),
         ({"optimizer": {"learningRate": 1e-3}}, ["spec.optimizer.learningRate: 1e-06 -> 0.001"]),
     ],
-    ids=["model", "adapters", "environment", "batch", "optimizer"],
+    ids=["model", "environment", "batch", "optimizer"],
 )
 def test_what_may_not_is_named_with_its_old_and_its_new_value(change, said):
     assert changes_to(make_run(**change)) == said
-
-
-def test_a_parameter_that_was_taken_away_is_named():
-    before = make_run(environment={"name": "sort_digits", "parameters": {"digits": 4}})
-    documents = continuation_document(before), continuation_document(make_run())
-    assert list(continuation_changes(*documents)) == [
-        "spec.environment.parameters.digits: 4 -> nothing"
-    ]
 
 
 def test_the_best_is_the_most_accurate_that_has_a_checkpoint_and_the_latest_of_equal_ones():
     found = {0: 0.1, 50: 0.9, 100: 0.7, 150: 0.7, 200: 0.5}
     assert best_evaluated_step(found, [50, 100, 150]) == 50
     assert best_evaluated_step(found, [100, 150, 200]) == 150
-
-
-def test_without_an_evaluation_none_is_the_best():
-    assert best_evaluated_step({10: 0.5}, [20]) is None
-    assert best_evaluated_step({}, [20]) is None
 
 
 @pytest.mark.parametrize(

@@ -15,13 +15,11 @@ from tests.fixtures.learner.dispatcher import (
     settle,
     work_request,
 )
-from vcpo.records.weight_updates import WeightUpdates
 from vcpo.wire.errors import InvalidMessageError
 from vcpo.wire.failures import Failure, FailureCause
 from vcpo.wire.versions import version_of
 from vcpo_learner.ledger import dispatcher as dispatcher_module
 from vcpo_learner.ledger.lease import Purpose
-from vcpo_learner.ledger.worker_registry import WORKER_LOST_AFTER_S
 
 FAILURE = Failure(cause=FailureCause.REWARD, message="no such item")
 
@@ -143,15 +141,6 @@ class TestWaiting:
 
 
 class TestWorkers:
-    async def test_a_worker_is_counted_while_it_makes_requests(self, fixture):
-        (first, *_) = await lease_now(fixture)
-        fixture.clock.advance(WORKER_LOST_AFTER_S)
-        fixture.submit(first)
-        fixture.clock.advance(WORKER_LOST_AFTER_S)
-        assert [worker.worker_id for worker in fixture.dispatcher.registry.workers()] == ["w"]
-        fixture.clock.advance(1)
-        assert fixture.dispatcher.registry.workers() == []
-
     async def test_releasing_everything_says_goodbye(self, fixture):
         await lease_now(fixture)
         assert fixture.dispatcher.release("w", []) == 4
@@ -162,16 +151,6 @@ class TestWorkers:
         assert fixture.dispatcher.release("w", [first.lease_id]) == 1
         assert len(fixture.dispatcher.registry.workers()) == 1
 
-    async def test_versions_taken_are_the_last_word_of_each_worker_even_of_one_gone(self, fixture):
-        def took(in_flight, adapter_swaps, merged):
-            return WeightUpdates(in_flight=in_flight, adapter_swaps=adapter_swaps, merged=merged)
-
-        await lease_now(fixture, worker_id="a", weight_updates=took(3, 4, 0))
-        await lease_now(fixture, worker_id="a", weight_updates=took(5, 9, 0))
-        await lease_now(fixture, worker_id="b", weight_updates=took(2, 0, 6))
-        fixture.dispatcher.release("a", [])
-        assert fixture.dispatcher.registry.weight_updates == took(7, 9, 6)
-
     async def test_nothing_is_granted_to_a_worker_released_while_it_waits(self, fixture):
         await lease_now(fixture, worker_id="dead")
         waiting = waiting_lease(fixture, worker_id="dead")
@@ -179,12 +158,6 @@ class TestWorkers:
         fixture.dispatcher.release("dead", [])
         assert await waiting == []
         assert fixture.ledger.counts().in_flight == 0
-
-    async def test_a_released_worker_that_asks_again_is_welcome(self, fixture):
-        await lease_now(fixture)
-        fixture.dispatcher.release("w", [])
-        assert len(await lease_now(fixture)) == 4
-        assert len(fixture.dispatcher.registry.workers()) == 1
 
     async def test_a_submission_from_nobody_in_particular_enters_no_worker(self, fixture):
         (first, *_) = await lease_now(fixture)
@@ -242,12 +215,6 @@ class TestSubmissions:
         fixture.dispatcher.fail("w", "train-before-7", FAILURE)
         assert fixture.dispatcher.failures.in_a_row == 0
 
-    async def test_a_failed_generation_is_granted_again(self, fixture):
-        (first, *_) = await lease_now(fixture, room=2)
-        fixture.dispatcher.fail("w", first.lease_id, FAILURE)
-        assert fixture.ledger.counts().dropped == {"generation_failed": 2}
-        assert prompts_of(await lease_now(fixture, room=2)) == [0]
-
     async def test_a_submission_wakes_no_worker_that_waits_for_work(self, fixture, monkeypatch):
         leases = await lease_now(fixture)
         waiting, asked = waiting_lease(fixture, worker_id="other"), []
@@ -285,12 +252,6 @@ class TestSubmissions:
         assert not waiting.done()
         fixture.submit(second)
         assert [group.prompt_index for group in await waiting] == [0, 1]
-
-    async def test_there_is_no_further_batch_once_the_run_drains(self, fixture):
-        waiting = asyncio.create_task(fixture.dispatcher.next_batch())
-        await settle()
-        fixture.dispatcher.drain()
-        assert await waiting is None
 
     async def test_a_drain_waits_for_what_is_in_flight(self, fixture):
         (first,) = await lease_now(fixture, room=2)

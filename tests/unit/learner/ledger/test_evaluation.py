@@ -7,7 +7,6 @@ from tests.fixtures.learner.dispatcher import (
     ManualClock,
     make_run,
     make_trajectories,
-    make_trajectory,
     prompts,
 )
 from vcpo_learner.ledger.evaluation import EvaluationResult, EvaluationRound
@@ -126,15 +125,6 @@ def test_a_worker_releases_only_its_own_leases(make_round):
     (other,) = grant(round_, 1, worker="other")
     assert round_.release("mine", [other.lease_id]) == 0
     assert round_.release("mine", [mine.lease_id]) == 1
-
-
-def test_a_repeated_response_is_a_duplicate_and_counts_once(make_round):
-    round_ = make_round()
-    (lease,) = grant(round_, 1)
-    sent = [make_trajectory(lease.lease_id, 0)]
-    assert round_.submit(lease.lease_id, sent) == ["accepted"]
-    assert round_.submit(lease.lease_id, sent) == ["duplicate"]
-    assert round_.result().num_trajectories == 1
 
 
 def test_a_round_tells_its_own_leases_from_those_of_training(make_round):

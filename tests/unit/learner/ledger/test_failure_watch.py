@@ -15,7 +15,6 @@ from tests.fixtures.learner.dispatcher import (
 from vcpo.wire.failures import Failure, FailureCause
 from vcpo_learner.ledger.failure_watch import FailureWatch, TooManyFailuresError
 from vcpo_learner.ledger.worker_registry import WorkerRegistry
-from vcpo_learner.telemetry.signals import SignalWindow
 from vcpo_learner.troubles import Troubles
 
 MISSING = Failure(
@@ -92,14 +91,6 @@ def test_the_most_frequent_causes_are_named_first():
         watched.check()
 
 
-def test_the_first_three_equal_failures_are_told_then_the_tenth_and_the_hundredth():
-    events = []
-    fail(watch(events=events), 150)
-    line = "environment 'sort_digits': reward: KeyError: 'answer' (/app/task.py:12)"
-    told = [line] * 3 + [f"{line}; {number} times so far" for number in (10, 100)]
-    assert events == [("GenerationFailed", each) for each in told]
-
-
 async def fail_leases(fixture, times):
     """Report the failure of so many leases, one after the other."""
     for _ in range(times):
@@ -135,16 +126,3 @@ async def test_an_accepted_response_ends_the_row():
     assert fixture.dispatcher.failures.in_a_row == 2
     fixture.submit(given)
     assert fixture.dispatcher.failures.in_a_row == 0
-
-
-async def test_signals_tell_what_fails_last_and_how_often_in_a_row():
-    fixture = dispatcher_fixture()
-    window = SignalWindow(
-        batch_trajectories=4,
-        dispatcher=fixture.dispatcher,
-        clock=fixture.clock,
-    )
-    await fail_leases(fixture, 2)
-    message = window.message()
-    assert message.generation_failure == "reward: KeyError: 'answer' (/app/task.py:12)"
-    assert message.failures_in_a_row == 2

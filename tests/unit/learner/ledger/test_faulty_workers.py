@@ -108,15 +108,6 @@ def broken(duration_s: float = 0.1, **details) -> SimulatedWorker:
     return SimulatedWorker(duration_s=duration_s, fails=1.0, **details)
 
 
-async def test_a_worker_that_fails_before_another_has_delivered_ends_no_run():
-    run = Simulation({"bad": broken(), "good": healthy()})
-    await run.run(30)  # the good one is in its first generation, as long as 200 of the bad one's
-    assert run.delivered.total() == 0 or run.fixture.clock.now_s >= 1020.0
-    await run.run(300)
-    assert run.delivered["good"] > 10
-    assert "bad" in run.set_aside
-
-
 def fixture_of_two_workers() -> DispatcherFixture:
     """A run that starts with two workers."""
     return dispatcher_fixture(
@@ -169,37 +160,6 @@ async def test_the_replacement_of_a_worker_gets_a_fresh_chance():
     await run.run(100)
     assert run.set_aside == {"bad"}
     assert run.delivered["bad+"] > 0
-
-
-async def test_an_environment_that_fails_everywhere_ends_the_run_and_names_it():
-    workers = {
-        name: broken(duration_s, failure=NO_ANSWER)
-        for name, duration_s in (("quick", 0.1), ("slow", 30.0))
-    }
-    run = Simulation(workers)
-    said = (
-        r"^\d+ generations in a row failed, on each of 2 workers; \d+ of them: environment"
-        r" 'sort_digits': reward: KeyError: 'x' \(/app/task\.py:3\)\. .*maxFailuresInARow"
-    )
-    with pytest.raises(TooManyFailuresError, match=said):
-        await run.run(1000)
-    assert LIMIT <= run.failed.total() <= LIMIT + 2 * 4
-    assert run.set_aside == set()
-
-
-async def test_workers_that_fail_for_reasons_of_their_own_are_not_blamed_on_the_environment():
-    run = Simulation({"one": broken(), "other": broken(failure=NO_ANSWER)})
-    with pytest.raises(TooManyFailuresError) as ended:
-        await run.run(1000)
-    assert "of them: engine: the device is gone" in str(ended.value)
-    assert "of them: environment 'sort_digits': reward: KeyError" in str(ended.value)
-
-
-async def test_the_only_worker_is_named_and_blamed_with_the_environment():
-    run = Simulation({"alone": broken(failure=NO_ANSWER)})
-    with pytest.raises(TooManyFailuresError, match="in a row failed, on 'alone'"):
-        await run.run(1000)
-    assert LIMIT <= run.failed["alone"] <= LIMIT + 4
 
 
 @pytest.mark.parametrize(

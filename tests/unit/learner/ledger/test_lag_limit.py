@@ -58,16 +58,6 @@ def test_a_limit_that_was_left_above_the_bound_of_a_changed_spec_is_the_bound():
     assert dispatcher.lag_limit_steps == BOUND
 
 
-def test_a_run_that_resumes_from_a_critical_step_stays_throttled():
-    dispatcher = make_dispatcher()
-    dispatcher.observe_health(CRITICAL, NONE)  # of the checkpoint
-    assert (dispatcher.lag_limit_steps, dispatcher.throttle(4)) == (0, 0)
-
-
-def test_a_run_whose_limit_was_never_changed_is_at_its_bound():
-    assert make_dispatcher().lag_limit_steps == BOUND
-
-
 def test_after_a_rollback_no_limit_reaches_back_before_it():
     limit = LagLimit(steps=BOUND, rollbacks=NONE.after(40))
     seen = [limit.in_force(version) for version in range(40, 49)]

@@ -243,26 +243,6 @@ async def test_held_out_prompts_that_it_holds_are_granted_again():
     assert result.num_trajectories == 1
 
 
-async def test_it_is_told_once_with_its_group_and_the_reason(fixture):
-    await lease(fixture, "bad", 1)
-    fixture.clock.advance(5.0)
-    for _ in range(2):
-        fixture.dispatcher.set_aside("bad", *WHY)
-    assert fixture.events == [("WorkerSetAside", "bad: mismatch: 0.4 nats a token off")]
-    assert fixture.dispatcher.registry.num_set_aside == {SetAsideCause.MISMATCH: 1}
-    (told,) = fixture.dispatcher.registry.latest_set_aside
-    assert (told.worker_id, told.rollout_group, told.time_s) == ("bad", "main", 1005.0)
-
-
-async def test_another_process_under_its_name_begins_anew(fixture):
-    await lease(fixture, "bad", 1)
-    fixture.dispatcher.set_aside("bad", *WHY)
-    request = work_request(worker_id="bad", process_id="later", room=2)
-    assert await fixture.dispatcher.lease(request, wait_s=0.0)
-    assert fixture.dispatcher.registry.set_aside_process("later") is None
-    assert fixture.dispatcher.registry.set_aside_process("bad").message == WHY[1]
-
-
 @pytest.fixture
 def book():
     return LeaseBook(prefix="train-now", timeout_s=TIMEOUT_S, clock=ManualClock())

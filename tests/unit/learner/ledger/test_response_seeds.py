@@ -175,13 +175,6 @@ def test_a_group_that_was_dropped_is_followed_by_other_responses(ledger):
     assert seed_of(again) != seed_of(first)
 
 
-def test_a_partial_response_is_resumed_under_its_number(ledger):
-    (first,) = grant(ledger)
-    ledger.release("w", [first.lease_id], [make_partial_response(0, number=1)])
-    (again,) = grant(ledger)
-    assert [each.number for each in again.partial_responses] == [1]
-
-
 @pytest.mark.parametrize(("numbers", "refused"), [((0, 0), "begun[1]"), ((0, 2), "begun[1]")])
 def test_a_partial_response_with_another_number_is_refused(ledger, numbers, refused):
     (lease,) = grant(ledger)

@@ -89,13 +89,6 @@ async def test_what_is_left_feeds_the_learner_while_the_dropped_prompts_are_gran
     assert prompts(one for one in leases) == [first_dropped, first_dropped + 1]
 
 
-async def test_a_limit_above_the_runs_own_bound_drops_nothing(run):
-    run.dispatcher.throttle(100)
-    for _ in range(5):
-        await run.step()
-    assert run.dropped() == {}
-
-
 async def test_a_relaxed_limit_drops_nothing(run):
     run.dispatcher.throttle(2)
     for _ in range(5):

@@ -13,7 +13,6 @@ from tests.fixtures.learner.dispatcher import (
     prompts,
 )
 from vcpo.algo.methods import GroupFilter
-from vcpo.wire.errors import InvalidMessageError
 from vcpo.wire.v1 import ledger_pb2
 from vcpo_learner.ledger.ledger import AccountingError, TrajectoryCounts
 from vcpo_learner.prompts.source import SequentialPrompts
@@ -167,31 +166,6 @@ def test_a_checkpoint_keeps_the_worker_of_what_arrived(ledger, clock):
     assert names == [["a", "a"], ["a", "b"]]
 
 
-def test_a_group_that_a_restart_interrupted_is_made_of_what_arrived_before_and_after(ledger, clock):
-    (lease,) = grant(ledger, 1)
-    ledger.submit(lease.lease_id, [make_trajectory(lease.lease_id, 1, reward=0.25)])
-    later = restart(ledger, clock)
-    rest, other = grant(later, 2)
-    submit_all(later, [rest, other])
-    batch = later.take_batch(step=0, max_policy_lag_steps=1)
-    assert [one.trajectory_id for one in batch[0].trajectories] == [
-        f"{rest.lease_id}/0",
-        f"{lease.lease_id}/1",
-    ]
-    assert [one.reward for one in batch[0].trajectories] == [1.0, 0.25]
-    later.counts().check()
-
-
-def test_a_response_to_another_prompt_than_what_a_restart_kept_is_refused(ledger, clock):
-    (lease,) = grant(ledger, 1)
-    ledger.submit(lease.lease_id, [make_trajectory(lease.lease_id, 0)])
-    later = restart(ledger, clock)
-    (again,) = grant(later, 1)
-    other = replace(make_trajectory(again.lease_id, 0), prompt_token_ids=(9, 9))
-    with pytest.raises(InvalidMessageError, match=r"trajectories\[0\]\.prompt_token_ids"):
-        later.submit(again.lease_id, [other])
-
-
 @pytest.mark.parametrize("part_bytes", [1, 400, 1 << 20])
 def test_a_snapshot_in_parts_of_any_size_is_the_same_ledger(ledger, clock, part_bytes):
     submit_all(ledger, grant(ledger, 6))
@@ -214,15 +188,6 @@ def test_a_snapshot_does_not_follow_the_ledger(ledger):
     ledger.take_batch(step=0, max_policy_lag_steps=1)
     submit_all(ledger, grant(ledger, 1))
     assert list(snapshot.parts()) == before
-
-
-def test_a_snapshot_does_not_change_the_ledger(ledger):
-    (lease, _) = grant(ledger, 2)
-    ledger.submit(lease.lease_id, [make_trajectory(lease.lease_id, 0)])
-    before = ledger.counts()
-    ledger.snapshot()
-    assert ledger.counts() == before
-    assert ledger.submit(lease.lease_id, [make_trajectory(lease.lease_id, 1)]) == ["accepted"]
 
 
 def test_counts_that_do_not_add_up_are_an_error_that_shows_them():

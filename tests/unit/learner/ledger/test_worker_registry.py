@@ -5,7 +5,6 @@ from vcpo.records.reasons import SetAsideCause
 from vcpo.records.weight_updates import WeightUpdates
 from vcpo_learner.ledger.worker_registry import (
     WORKER_LOST_AFTER_S,
-    RegisteredWorker,
     WorkerRegistry,
 )
 
@@ -24,19 +23,6 @@ def registry(clock):
 
 def names(registry):
     return [worker.worker_id for worker in registry.workers()]
-
-
-def test_a_worker_is_listed_by_its_last_request(registry, clock):
-    registry.record_request("first", "main", 4)
-    assert registry.workers() == [
-        RegisteredWorker(
-            worker_id="first",
-            rollout_group="main",
-            policy_version=4,
-            last_seen_s=clock(),
-            request_number=2,
-        )
-    ]
 
 
 def test_a_lost_worker_is_no_longer_listed(registry, clock):
@@ -73,13 +59,6 @@ def test_accepted_trajectories_add_up_while_a_worker_makes_requests(registry):
     registry.record_request("first", "main", 4)
     registry.record_contact("first", num_accepted=2)
     assert [worker.accepted_trajectories for worker in registry.workers()] == [5]
-
-
-def test_a_deregistered_worker_begins_with_none_accepted(registry):
-    registry.record_contact("first", num_accepted=3)
-    registry.deregister("first")
-    registry.record_request("first", "main", 4)
-    assert [worker.accepted_trajectories for worker in registry.workers()] == [0]
 
 
 def test_a_request_is_given_up_with_the_next_one(registry):

@@ -13,7 +13,7 @@ from tests.fixtures.vocabularies import tokenizer_of
 from vcpo.api.workloads import Model, Precision
 from vcpo.service.vocabulary import num_tokens
 from vcpo_learner.forward.policy_network import PolicyNetwork
-from vcpo_learner.model.loading import ModelLoadError, load_policy
+from vcpo_learner.model.loading import load_policy
 from vcpo_learner.model.skeleton import (
     build_skeleton,
     fill_skeleton,
@@ -160,8 +160,3 @@ def test_a_model_whose_files_have_other_names_is_loaded_whole(tmp_path):
     for whole in run_ranks(2, loaded):
         for name, each in whole.items():
             assert torch.equal(each, expected[name]), name
-
-
-def test_a_model_that_is_not_there_is_named():
-    with pytest.raises(ModelLoadError, match=r"spec\.model\.name: '/nowhere' is not a directory"):
-        build_skeleton("/nowhere", None)

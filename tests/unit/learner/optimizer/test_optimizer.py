@@ -143,21 +143,11 @@ def test_a_schedule_begins_where_the_warmup_ends():
     assert rates(4, **fields) == pytest.approx([0.05, 0.1, 0.05, 0.0])
 
 
-def test_a_run_of_one_step_has_the_whole_rate():
-    assert rates(1, schedule="cosine") == [0.1]
-
-
 def test_a_skipped_step_delays_the_warmup_and_not_the_schedule():
     # Step 3 of 5 after two skipped steps: the first of 2 warm-up updates, a third of the way down.
     chosen = settings(schedule="linear", warmupSteps=2, finalLearningRateRatio=0.1)
     rate = base_learning_rate(chosen, total_steps=5, steps_taken=2, updates_taken=0)
     assert rate == pytest.approx(0.1 * 0.5 * 0.7)
-
-
-def test_skipped_steps_do_not_keep_the_last_step_from_the_final_rate():
-    chosen = settings(schedule="cosine", finalLearningRateRatio=0.1)
-    rate = base_learning_rate(chosen, total_steps=50, steps_taken=49, updates_taken=30)
-    assert rate == pytest.approx(0.01)
 
 
 def test_a_raised_number_of_steps_continues_along_the_longer_course():
@@ -216,22 +206,6 @@ def test_under_another_rule_the_whole_base_rate_is_allowed():
     assert taken(step_rate(learningRateRule="sqrt"), [reading(0.1)] * 2) == [BASE] * 2
 
 
-def test_the_horizon_is_the_largest_lag_of_the_run():
-    found = taken(step_rate(), [reading(1.0)] * 8)
-    assert found == [BASE / 64, BASE / 32, BASE / 16, BASE / 8, BASE / 4, BASE / 2, BASE, BASE]
-    assert taken(step_rate(maxPolicyLagSteps=8), [reading(1.0)]) == [BASE / 32]
-    assert taken(step_rate(maxPolicyLagSteps=0), [reading(0.1)] * 2) == [BASE] * 2
-
-
-def test_the_target_is_that_of_the_spec():
-    # The batch is four steps at BASE away; it misses what 64 steps at BASE / 4 may miss.
-    rate = step_rate(targetEssRatio=0.9)
-    for _ in range(4):
-        rate.take(BASE, BASE)
-    rate.observe(reading(0.9), {4: 1}, 64)
-    assert rate.allowed_rate(BASE) == pytest.approx(BASE / 4)
-
-
 def test_nats_count_from_the_on_policy_ratio():
     alike = [taken(step_rate(), [reading(1.0)] + [reading(0.5)] * 5)]
     alike += [taken(step_rate(), [reading(0.4, 0.4)] + [reading(0.2, 0.4)] * 5)]
@@ -251,15 +225,6 @@ def test_a_skipped_step_does_not_count_for_the_warm_up():
     assert rate.base(steps_taken=1) == pytest.approx(0.1)
     rate.take(0.1)
     assert rate.base(steps_taken=2) == pytest.approx(0.2)
-
-
-def test_the_start_does_not_go_on_while_steps_are_skipped():
-    rate = step_rate()
-    taken(rate, [reading(1.0)])
-    for _ in range(10):
-        rate.observe(reading(1.0), {1: 64}, 64)
-        rate.take(None, rate.allowed_rate(BASE))
-    assert taken(rate, [reading(1.0)] * 2) == [BASE / 32, BASE / 16]
 
 
 def test_where_the_schedule_ends_at_no_rate_none_is_allowed():

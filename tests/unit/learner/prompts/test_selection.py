@@ -56,28 +56,12 @@ def test_the_round_continues_after_a_restart():
     assert choices(later, 3) == [1, 2, 0]
 
 
-def test_counting_up_leaves_in_a_snapshot_what_it_always_left():
-    source = SequentialPrompts()
-    choices(source, 5)
-    assert through_bytes(source) == ledger_pb2.LedgerSnapshot(next_prompt_index=5)
-
-
 @given(pool=st.integers(1, 40), in_flight=st.sets(st.integers(0, 39)), seed=st.integers(0, 99))
 def test_candidates_are_different_free_prompts_and_as_many_as_there_may_be(pool, in_flight, seed):
     drawn = candidates(pool, in_flight, random.Random(seed))
     free = set(range(pool)) - in_flight
     assert set(drawn) <= free
     assert len(drawn) == len(set(drawn)) == min(16, len(free))
-
-
-def test_every_free_prompt_is_a_candidate_now_and_then():
-    rng = random.Random(0)
-    drawn = {index for _ in range(200) for index in candidates(100, {3, 4}, rng)}
-    assert drawn == set(range(100)) - {3, 4}
-
-
-def test_nothing_is_chosen_while_the_whole_pool_is_in_flight():
-    assert small_teacher(3).next_prompt({0, 1, 2}) is None
 
 
 def test_the_undecided_prompt_is_chosen_most_of_the_time():
@@ -106,10 +90,6 @@ def test_what_another_kind_of_source_saved_is_no_evidence():
     choices(counted, 5)
     later.restore(through_bytes(counted))
     assert choices(later, 20) == choices(fresh, 20)
-
-
-def test_a_teacher_first_sees_every_prompt_once():
-    assert choices(small_teacher(5), 5) == [0, 1, 2, 3, 4]
 
 
 def test_a_teacher_passes_over_unseen_prompts_that_are_in_flight():

@@ -2,14 +2,11 @@
 
 from collections import Counter
 from itertools import chain, pairwise
-from math import ceil
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from vcpo_learner.schedule.micro_steps import (
-    MeshPlace,
     MicroBatchBudget,
     fit,
     group_micro_steps,
@@ -86,12 +83,6 @@ def test_every_trajectory_is_in_one_micro_batch_within_the_budget(lengths, num_r
     assert all(any(step) for step in steps)
 
 
-@given(LENGTHS, RANKS, BUDGETS)
-def test_more_ranks_need_no_more_micro_steps(lengths, num_ranks, budget):
-    alone = len(micro_steps(lengths, 1, budget))
-    assert len(micro_steps(lengths, num_ranks, budget)) <= ceil(alone / num_ranks)
-
-
 @given(
     st.lists(st.integers(1, 20), min_size=1, max_size=6),
     st.integers(2, 3),
@@ -108,14 +99,6 @@ def test_no_split_into_as_many_micro_batches_has_a_smaller_largest_one(
     for other in partitions(lengths, len(parts)):
         if all(is_within(part, budget) for part in other):
             assert found <= max(computed_tokens(part, budget) for part in other)
-
-
-@given(st.lists(st.integers(1, 50), min_size=1, max_size=40), st.integers(2, 6))
-def test_without_padding_no_rank_has_more_than_its_share_and_the_longest(lengths, num_ranks):
-    budget = MicroBatchBudget(trajectories=10**6, counts_padding=False)
-    (step,) = micro_steps(lengths, num_ranks, budget)
-    largest = max(sum(lengths[at] for at in part) for part in step)
-    assert largest <= sum(lengths) / num_ranks + max(lengths)
 
 
 @given(GROUPS, st.integers(1, 3), st.integers(1, 4), BUDGETS)
@@ -185,14 +168,6 @@ def test_one_rank_takes_whole_groups_shortest_first_while_they_fit(groups, traje
         assert count + len(groups[following.groups[0]]) > trajectories
 
 
-@given(st.lists(st.integers(1, 100), min_size=1, max_size=40), st.integers(1, 5))
-def test_no_replica_has_more_than_its_share_and_one_group(sizes, num_replicas):
-    groups = [[size] for size in sizes]
-    replicas = group_micro_steps(groups, num_replicas, 1, UNLIMITED)
-    work = [sum(sizes[number] for step in steps for number in step.groups) for steps in replicas]
-    assert max(work) <= sum(sizes) / num_replicas + max(sizes)
-
-
 def test_replicas_that_are_done_wait_in_idle_micro_steps():
     budget = MicroBatchBudget(trajectories=1)
     first, second = group_micro_steps([[9], [1], [1], [1]], 2, 1, budget)
@@ -206,19 +181,3 @@ def test_a_group_larger_than_all_shards_hold_goes_on_in_the_next_micro_step():
     ((first, second),) = group_micro_steps([[1, 2, 3]], 1, 2, budget)
     assert (first.shards, first.is_last) == ((((0,),), ((1,),)), False)
     assert (second.shards, second.is_last) == ((((2,),), ((),)), True)
-
-
-@pytest.mark.parametrize("name", ["trajectories", "tokens", "groups"])
-def test_a_budget_that_holds_nothing_is_refused(name):
-    with pytest.raises(ValueError, match=f"{name} is 0"):
-        MicroBatchBudget(**{"trajectories": 1, name: 0})
-
-
-def test_the_shards_of_a_replica_are_neighbors():
-    places = [
-        MeshPlace(num_replicas=2, num_shards=3, replica=replica, shard=shard)
-        for replica in range(2)
-        for shard in range(3)
-    ]
-    assert [place.rank for place in places] == list(range(6))
-    assert {place.num_ranks for place in places} == {6}

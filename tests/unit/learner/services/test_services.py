@@ -149,11 +149,7 @@ async def small_model():
 @pytest.mark.parametrize(
     ("change", "field"),
     [
-        ({"prompt_token_ids": (3, 9)}, "trajectories[1].prompt_token_ids[1]"),
         ({"response_token_ids": (4_000_000_000,)}, "trajectories[1].response_token_ids[0]"),
-        ({"prompt_token_ids": (3,) * 6}, "trajectories[1].response_token_ids"),
-        ({"reward": 10.5}, "trajectories[1].reward"),
-        ({"rollout_logprobs": (float("-inf"),)}, "trajectories[1].rollout_logprobs[0]"),
         ({"rollout_logprobs": (0.5,)}, "trajectories[1].rollout_logprobs[0]"),
         (
             {"version_spans": (VersionSpan(policy_version=1, num_tokens=1),)},
@@ -161,16 +157,7 @@ async def small_model():
         ),
         ({"prompt_token_ids": (4, 3)}, "trajectories[1].prompt_token_ids"),
     ],
-    ids=[
-        "prompt beyond the vocabulary",
-        "response beyond the vocabulary",
-        "beyond the context",
-        "reward",
-        "impossible token",
-        "probability above 1",
-        "version to come",
-        "another prompt",
-    ],
+    ids=["beyond the vocabulary", "probability above 1", "version to come", "another prompt"],
 )
 async def test_one_invalid_response_refuses_its_group_and_nothing_of_the_group_is_kept(
     small_model, change, field
@@ -190,22 +177,6 @@ async def test_one_invalid_response_refuses_its_group_and_nothing_of_the_group_i
     request.trajectories[1].CopyFrom(trajectory_to_message(make_trajectory(lease.lease_id, 1)))
     accepted = [work_pb2.SUBMIT_OUTCOME_ACCEPTED] * 2
     assert (await stub.Submit(request, timeout=5)).outcomes == accepted
-
-
-async def test_a_response_of_20000_tokens_is_refused_where_4_are_allowed(small_model):
-    stub, lease = small_model
-    num_tokens = 20_000
-    long = replace(
-        make_trajectory(lease.lease_id, 0),
-        response_token_ids=(5,) * num_tokens,
-        rollout_logprobs=(-0.5,) * num_tokens,
-        version_spans=(VersionSpan(policy_version=0, num_tokens=num_tokens),),
-    )
-    request = work_pb2.SubmitRequest(
-        worker_id="w", lease_id=lease.lease_id, trajectories=[trajectory_to_message(long)]
-    )
-    with pytest.raises(grpc.aio.AioRpcError, match="must be at most 4 tokens"):
-        await stub.Submit(request, timeout=60)
 
 
 async def test_a_released_response_is_checked_like_a_submitted_one(small_model):
@@ -245,15 +216,13 @@ async def test_a_lease_carries_the_partial_responses_released_with_its_prompt(fi
     [
         ({"lease_ids": []}, "lease_ids: must be the one lease"),
         ({"lease_ids": ["one", "two"]}, "lease_ids: must be the one lease"),
-        ({"begun": [partial_message(1024)]}, "begun[0].token_ids: must be at most 1024"),
         ({"begun": [work_pb2.PartialResponse()]}, "begun[0].token_ids: must be 1 to"),
-        ({"begun": [partial_message(1)] * 3}, "begun: must be at most 2 responses"),
         (
             {"begun": [partial_message(1, prompt_xxh3=7), partial_message(1, prompt_xxh3=8)]},
             "begun[1].prompt_xxh3: must be that of begun[0]",
         ),
     ],
-    ids=["no lease", "two leases", "too long", "empty", "too many", "two prompts"],
+    ids=["no lease", "two leases", "empty", "two prompts"],
 )
 async def test_partial_responses_that_cannot_be_resumed_are_refused(fixture, change, problem):
     stub = work_pb2_grpc.WorkServiceStub(fixture.channel)
@@ -292,68 +261,26 @@ async def test_a_process_that_was_set_aside_hears_the_cause_and_the_next_one_wor
     assert (await stub.Lease(lease_request(process_id="later"), timeout=5)).leases
 
 
-def test_another_refusal_is_not_taken_for_the_end_of_a_worker():
-    for metadata in ((), (("vcpo-set-aside", "a word of a later vcpo"),), (("other", "failing"),)):
-        refusal = grpc.aio.AioRpcError(
-            grpc.StatusCode.FAILED_PRECONDITION, grpc.aio.Metadata(), grpc.aio.Metadata(*metadata)
-        )
-        assert set_aside_error(refusal) is None
-
-
-class Parts:
-    """A served control service of a run with a lag limit of 8, and the events that it wrote."""
-
-    def __init__(self) -> None:
-        fixture = dispatcher_fixture(algorithm={"maxPolicyLagSteps": 8})
-        self.events: list[tuple[str, str]] = []
-        signals = SignalWindow(
-            batch_trajectories=4,
-            dispatcher=fixture.dispatcher,
-            clock=fixture.clock,
-        )
-        self.service = ControlService(
-            dispatcher=fixture.dispatcher,
-            signals=signals,
-            drain=lambda reason: None,
-            event=lambda kind, message: self.events.append((kind, message)),
-        )
-
-
-@pytest_asyncio.fixture
-async def served():
-    parts = Parts()
-
-    def add(server):
-        control_pb2_grpc.add_ControlServiceServicer_to_server(parts.service, server)
-
-    async with serve_services(add) as channel:
-        yield parts, LearnerControl(channel)
-
-
-async def test_a_throttle_and_its_end_are_events_with_their_reasons(served):
-    parts, control = served
-    await control.throttle(4, "the ESS ratio is 5.0% of the on-policy ratio")
-    await control.throttle(5, "the ESS ratio is 91.0% of the on-policy ratio")
-    assert parts.events == [
-        (
-            "Throttled",
-            "Lag limit 8 -> 4 versions: the ESS ratio is 5.0% of the on-policy ratio.",
+async def test_a_limit_that_changes_is_an_event_with_its_reason():
+    fixture, events = dispatcher_fixture(algorithm={"maxPolicyLagSteps": 8}), []
+    service = ControlService(
+        dispatcher=fixture.dispatcher,
+        signals=SignalWindow(
+            batch_trajectories=4, dispatcher=fixture.dispatcher, clock=fixture.clock
         ),
-        (
-            "Relaxed",
-            "Lag limit 4 -> 5 versions: the ESS ratio is 91.0% of the on-policy ratio.",
-        ),
-    ]
-    assert (await control.poll()).lag_limit_steps == 5
-
-
-async def test_a_limit_that_stays_is_no_event(served):
-    parts, control = served
-    await control.throttle(4, "because")
-    await control.throttle(4, "because")
-    await control.throttle(99, "")
-    await control.throttle(12, "the bound of the spec is 8")
-    assert parts.events == [
+        drain=lambda reason: None,
+        event=lambda *event: events.append(event),
+    )
+    async with serve_services(
+        lambda server: control_pb2_grpc.add_ControlServiceServicer_to_server(service, server)
+    ) as channel:
+        control = LearnerControl(channel)
+        await control.throttle(4, "because")
+        await control.throttle(4, "because")
+        await control.throttle(99, "")
+        await control.throttle(12, "the bound of the spec is 8")
+        assert (await control.poll()).lag_limit_steps == 8
+    assert events == [
         ("Throttled", "Lag limit 8 -> 4 versions: because."),
         ("Relaxed", "Lag limit 4 -> 8 versions."),
     ]

@@ -8,7 +8,6 @@ from tests.fixtures.records import evaluation_record, step_record
 from vcpo.metrics import LearnerMetrics
 from vcpo.metrics.label_values import Stage, WeightForm
 from vcpo.metrics.step_gauges import GAUGES
-from vcpo.records.reasons import SetAsideCause
 from vcpo.wire.phase import RunPhase
 from vcpo_learner.ledger.worker_registry import WORKER_LOST_AFTER_S
 from vcpo_learner.telemetry.gauges import LearnerGauges
@@ -223,12 +222,6 @@ def test_exactly_the_phase_of_the_run_is_one(gauges, fixture):
     assert set(shown.values()) == {0, 1}
 
 
-def test_before_the_first_step_there_is_a_batch_size_and_no_ess(gauges):
-    gauges.refresh()
-    assert value(gauges, "vcpo_batch_trajectories") == 4
-    assert value(gauges, "vcpo_ess_mean_ratio") is None
-
-
 def test_low_evaluations_are_counted_from_those_before_a_restart(gauges):
     before = {100: 0.43, 80: 0.41, 60: 0.72, 0: 0.35}  # as a checkpoint has them: in no order
     record = evaluation_record(step=120, accuracy=0.4, num_trajectories=256)
@@ -258,11 +251,3 @@ def test_a_scrape_beside_a_step_never_has_the_new_step_with_old_numbers(gauges):
         gauges._signals.record_step(record)
         gauges.record_step(record, [])
     assert shown == [(1, 0.5), (2, 0.25)]
-
-
-def test_workers_that_were_set_aside_are_counted_by_cause_and_once(gauges, fixture):
-    fixture.dispatcher.set_aside("w", SetAsideCause.MISMATCH, "0.4 nats off")
-    for _ in range(2):
-        gauges.refresh()
-    assert value(gauges, "vcpo_workers_set_aside_total", cause="mismatch") == 1
-    assert value(gauges, "vcpo_workers_set_aside_total", cause="failing") == 0

@@ -1,17 +1,11 @@
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tests.fixtures.learner.dispatcher import dispatcher_fixture, work_request
 from tests.fixtures.records import step_record
-from vcpo.control.signals import WINDOW_STEPS
-from vcpo.control.throttle import ThrottleState, ess_health, next_throttle
 from vcpo.learner_control import run_signals
 from vcpo.records.reasons import DropReason, SetAsideCause
-from vcpo.records.step_record import record_from_json
 from vcpo.wire.v1 import work_pb2
 from vcpo_learner.telemetry.signals import SignalWindow
-from vcpo_learner.telemetry.streaks import window_fields
 
 
 @pytest.fixture
@@ -36,14 +30,6 @@ async def submit_groups(fixture, count):
     leases = await fixture.dispatcher.lease(work_request(room=2 * count), wait_s=0)
     for lease in leases:
         fixture.submit(lease, versions=(0, 0, 0))
-
-
-def test_the_record_of_the_last_step_is_sent_as_it_was_made(signals):
-    assert signals.message().last_step == ""
-    signals.record_step(step_record(step=1))
-    record = step_record(step=2, warning_level="warn", dropped={"stale": 1})
-    signals.record_step(record)
-    assert record_from_json(signals.message().last_step) == record
 
 
 async def test_rates_are_totals_over_time(signals, fixture):
@@ -110,10 +96,6 @@ def test_a_finished_step_counts_once(signals, fixture):
     assert signals.idle_ratio() == 1 / 4
 
 
-def test_nothing_done_yet_is_not_idle(signals):
-    assert signals.idle_ratio() == 0.0
-
-
 def test_silence_is_counted_from_the_last_step(signals, fixture):
     fixture.clock.advance(5.0)
     assert signals.message().since_step_s == 5.0
@@ -147,52 +129,8 @@ def test_a_step_is_reported_when_its_numbers_are_and_not_when_its_version_is(sig
     assert (step_of(signals), signals.message().policy_version) == (1, 2)
 
 
-def test_a_resumed_run_goes_on_from_the_record_of_its_checkpoint(signals, fixture):
-    fixture.dispatcher.policy_version = 7
-    signals.resume([step_record(step=step, skipped_steps=step) for step in (6, 7)])
-    assert step_of(signals) == 7
-    assert signals.last_step.skipped_steps == 7
-
-
 def step_of(signals):
     return run_signals(signals.message()).step
-
-
-FLOOR = 0.2
-
-
-@settings(deadline=None)
-@given(
-    steps=st.lists(
-        st.tuples(st.sampled_from([0.01, 0.1, 0.3, 0.9]), st.booleans(), st.booleans()),
-        max_size=40,
-    )
-)
-def test_every_window_below_the_floor_that_a_poll_saw_halves_the_lag_limit(steps):
-    """Of each step: its ESS ratio, and whether a poll comes before and after its record."""
-    fixture = dispatcher_fixture()
-    window, throttle = signal_window(fixture), ThrottleState(lag_limit_steps=64)
-    seen, halved = 0, -WINDOW_STEPS - 1
-    for step, (ratio, *polls) in enumerate(steps, 1):
-        fixture.dispatcher.advance_version()
-        for recorded, is_polled in zip((step - 1, step), polls, strict=True):
-            if recorded == step:
-                means = window_fields(window.steps, ess_ratio=ratio, step_s=1.0, idle_s=0.0)
-                window.record_step(step_record(step=step, ess_ratio=ratio, **means))
-            if not is_polled or recorded == seen:
-                continue
-            before, throttle, seen = throttle, after_poll(throttle, window), recorded
-            ratios = [each[0] for each in steps[max(0, recorded - WINDOW_STEPS) : recorded]]
-            if sum(ratios) / len(ratios) < FLOOR and recorded - halved > WINDOW_STEPS:
-                assert throttle.lag_limit_steps == before.lag_limit_steps // 2
-                halved = recorded
-
-
-def after_poll(throttle, window):
-    seen = run_signals(window.message())
-    return next_throttle(
-        throttle, health=ess_health(FLOOR, seen), step=seen.step, max_policy_lag_steps=64
-    )
 
 
 def test_workers_that_were_just_set_aside_are_counted_and_the_latest_is_named(fixture, signals):

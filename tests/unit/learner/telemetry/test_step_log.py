@@ -40,11 +40,6 @@ def test_the_first_skipped_steps_are_reported_each_and_more_of_them_as_what_they
     ]
 
 
-def test_the_number_at_fault_is_reported():
-    record = replace(STEP, step=4, skipped="low_ess", skipped_steps=1)
-    assert "(rho .01)" in dict(told_of(step_log(9), record, "rho .01"))["StepSkipped"]
-
-
 def test_a_collapse_warning_is_reported_when_it_changes():
     news = step_log(9)
     records = [replace(STEP, warning_level=each) for each in ("ok", "warn", "warn", "ok")]

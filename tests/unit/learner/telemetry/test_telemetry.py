@@ -11,23 +11,17 @@ from tests.fixtures.learner.models import PAD, llama, sampled_groups, seeded_mod
 from tests.fixtures.learner.updates import make_spec
 from tests.fixtures.operator.prometheus import SCRAPED_S, answer, scrape
 from tests.fixtures.records import step_record
-from tests.fixtures.run_views import view_with
-from tools.monitoring.dashboards.off_policy import OFF_POLICY
 from vcpo.algo.health.early_warning import WarningLevel
 from vcpo.algo.health.rate_backoff import RateBackoff
 from vcpo.api import parse_run
 from vcpo.api.optimizer import Optimizer
 from vcpo.learner_control import run_signals
-from vcpo.local.terminal.panel import rate_text
-from vcpo.local.terminal.view import plain_line
 from vcpo.metrics import LearnerMetrics
 from vcpo.records.journal import Metrics
-from vcpo.records.step_record import rate_fields, update_fields
-from vcpo.report.charts import page_data
-from vcpo.report.recorded_run import RecordedRun, recorded_signals
+from vcpo.records.step_record import update_fields
+from vcpo.report.recorded_run import recorded_signals
 from vcpo_learner.telemetry.gauges import LearnerGauges
 from vcpo_learner.telemetry.signals import SignalWindow
-from vcpo_learner.telemetry.step_log import StepLog
 from vcpo_learner.telemetry.streaks import streak_fields, window_fields
 from vcpo_learner.update.policy_update import PolicyUpdate
 from vcpo_operator.observed.status import Numbers
@@ -66,10 +60,6 @@ def test_a_limit_that_rises_is_a_recovery():
     before = step_record(lag_limit_steps=3, throttled_steps=30)
     assert streaks(before, lag_limit_steps=4)["throttled_steps"] == 0
     assert streaks(before, lag_limit_steps=2)["throttled_steps"] == 31
-
-
-def test_a_warning_is_not_critical():
-    assert streaks(level=WarningLevel.WARN)["critical_steps"] == 0
 
 
 def test_a_step_usually_takes_the_mean_of_the_last_ones_with_their_waits():
@@ -160,35 +150,3 @@ def test_metrics_signals_records_and_status_have_the_same_four_numbers(steps, le
     status = Numbers.of(signals).model_dump(by_alias=True)["learningRate"]
     assert list(status.values()) == pytest.approx(expected, rel=1e-3)
     assert list(status) == ["effective", *NAMES[1:]]
-
-
-def test_log_and_panel_show_the_same_rate(steps, learner, caplog):
-    caplog.set_level("INFO")
-    rate, signals = steps[1].effective_rate, run_signals(learner[0])
-    view = view_with(**{name: getattr(signals.last, name) for name in rate_fields(rate)})
-    StepLog(2, clock=lambda: 0.0).log_if_due(steps[1])
-    assert f"{rate.rate:.3g} (schedule x0.5" in str(rate)
-    assert "backoff x0.25" in str(rate)
-    assert f" lr {rate}," in caplog.text
-    assert rate_text(view) == str(rate)
-    assert f"lr {rate}  " in plain_line(view)
-
-
-def test_report_and_board_draw_the_rate_as_a_share_of_the_spec(steps, learner):
-    metrics = Metrics(steps=tuple(steps), evaluations=())
-    charts = page_data(RecordedRun(run=RUN, metrics=metrics))["charts"]
-    (chart,) = (each for each in charts if each["name"] == "step-size")
-    drawn = {curve["label"]: curve["low"] for curve in chart["curves"]}
-    rate = steps[1].effective_rate
-    shares = [steps[0].learning_rate / 1e-3, rate.rate / 1e-3]
-    assert drawn["effective"] == pytest.approx(shares, rel=1e-4)
-    shown = [drawn[name][1] for name in ("schedule", "ESS", "backoff")]
-    assert shown == pytest.approx(numbers(rate)[1:], rel=1e-4)
-    panels = [each for row in OFF_POLICY.rows for each in row.panels]
-    (panel,) = (each for each in panels if each.title == "Effective learning rate")
-    product = 1.0
-    for query in panel.queries[1:]:
-        (name,) = (name for name in learner[1] if f"({name}{{" in query.expression)
-        assert name in panel.queries[0].expression
-        product *= learner[1][name]
-    assert product == pytest.approx(learner[1]["vcpo_learning_rate"] / 1e-3)

@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.fixtures.fresh_tokens import blocks, of_workers
-from tests.fixtures.learner.dispatcher import make_trajectory, settle, work_request
-from tests.fixtures.learner.models import PAD
+from tests.fixtures.learner.dispatcher import make_trajectory, work_request
 from tests.fixtures.learner.training import MemoryLog, TrainingFixture
 from vcpo.algo.health.early_warning import WarningLevel
 from vcpo.algo.health.mismatch_review import MismatchError
@@ -23,7 +22,6 @@ from vcpo_learner.ledger.failure_watch import TooManyFailuresError
 from vcpo_learner.ledger.lease import Lease
 from vcpo_learner.ledger.redo_log import RedoLog
 from vcpo_learner.training.batches import LagStatistics, batch_fields, lag_statistics
-from vcpo_learner.update.policy_update import PolicyUpdate
 
 
 def make_group(number, **changes):
@@ -162,24 +160,6 @@ async def test_a_record_has_the_gaps_by_worker_engine_and_position(make_learner,
     assert found["worst_gap_nats"] == pytest.approx(of_c)
 
 
-async def test_a_resumed_learner_of_small_batches_compares_what_its_steps_have_together(
-    make_learner, tmp_path
-):
-    # Each step has 4 fresh responses of one token, hence 4 blocks; the comparison takes 8. With a
-    # lag limit above 0, fewer tokens are fresh the longer a step takes.
-    sections = {
-        "steps": 6,
-        "algorithm": {"maxPolicyLagSteps": 0, "onPolicyEssRatio": 0.9},
-        "learner": {"maxMismatchNats": 100},
-        "update_of": lambda model, spec: PolicyUpdate(model, spec, PAD),
-    }
-    await make_learner(**sections).run(until_step=1)
-    later = make_learner(**sections)
-    later.training.resume()
-    assert await later.run() is RunPhase.COMPLETE
-    assert [event.kind for event in read_events(tmp_path)].count("SelfCheck") == 1
-
-
 async def test_one_worker_of_another_model_does_not_end_the_run_and_is_set_aside(
     make_learner, tmp_path
 ):
@@ -220,29 +200,6 @@ async def test_a_step_is_given_responses_of_its_own_version_that_arrived_beside_
     assert later == [[], []]
 
 
-async def test_the_age_of_the_calibration_is_among_the_signals(make_learner, tmp_path):
-    learner = make_learner()
-    learner.update.calibration_ages = {2: 7}
-    await learner.run()
-    assert learner.signals.last_step.calibration_age_steps == 7
-    assert [one.calibration_age_steps for one in read_metrics(tmp_path).steps] == [0, 0, 7]
-
-
-async def test_a_round_beside_training_that_is_unanswered_when_the_run_drains_is_given_up(
-    make_learner, tmp_path
-):
-    await make_learner().run(until_step=1)  # so that no round stands before the first step
-    later = make_learner(evaluation={"prompts": 1, "everySteps": 2})
-    later.training.resume()
-    training = asyncio.create_task(later.run(serves_evaluations=False))
-    while not later.training._evaluation:
-        await settle()
-    later.drain()
-    assert await training is RunPhase.DRAINING
-    kinds = [event.kind for event in read_events(tmp_path)]
-    assert kinds.count("EvaluationWithoutResult") == 1
-
-
 async def test_what_goes_wrong_in_a_round_beside_training_ends_the_run(make_learner):
     learner = make_learner(evaluation={"prompts": 1, "everySteps": 1}, steps=50)
 
@@ -254,12 +211,6 @@ async def test_what_goes_wrong_in_a_round_beside_training_ends_the_run(make_lear
     with pytest.raises(OSError, match="no space left"):
         await learner.run()
     assert learner.dispatcher.policy_version < 50
-
-
-async def test_checkpoints_are_written_while_the_run_goes_on(make_learner, tmp_path):
-    await make_learner(checkpoint={"everySteps": 1, "keep": 9}).run()
-    names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
-    assert names == ["step-00000001", "step-00000002", "step-00000003"]
 
 
 def group(*versions):
@@ -304,24 +255,6 @@ def test_a_batch_says_how_long_its_short_middle_and_long_responses_are():
     assert shown == [2, 11, 20]
 
 
-async def test_the_log_tells_of_steps_evaluations_and_every_event_of_the_journal(
-    make_learner, caplog, tmp_path
-):
-    caplog.set_level("INFO", logger="vcpo_learner")
-    learner = make_learner()
-    learner.update.refused = {1}
-    await learner.run()
-    starts = [record.getMessage().split(":")[0] for record in caplog.records]
-    # Less than 30 s pass: the first and the last step have a line.
-    assert [start for start in starts if start.startswith("step")] == ["step 1/3", "step 3/3"]
-    assert {"evaluation of step 0", "evaluation of step 3"} <= set(starts)
-    lines = [(record.event, record.getMessage()) for record in caplog.records
-             if hasattr(record, "event")]  # fmt: skip
-    events = [(event.kind, f"{event.kind}: {event.message}") for event in read_events(tmp_path)]
-    assert lines == events
-    assert {"StepSkipped", "CheckpointSaved", "Complete"} <= {kind for kind, _ in events}
-
-
 def answer_worse_after_the_first_evaluation(learner):
     submit = learner.submit
 
@@ -342,14 +275,6 @@ async def test_a_run_that_collapsed_ends_with_that_word_in_events_and_signals(
     assert told.startswith("The run collapsed: the accuracy on held-out prompts fell from 1 ")
     last = read_events(tmp_path)[-1]
     assert (last.kind, last.message) == ("Collapsed", f"3 steps; the model is saved. {told}")
-
-
-async def test_a_run_that_did_not_collapse_has_nothing_to_say_of_it(make_learner, tmp_path):
-    learner = make_learner()
-    await learner.run()
-    assert learner.signals.message().collapse == ""
-    last = read_events(tmp_path)[-1]
-    assert (last.kind, last.message) == ("Complete", "3 steps; the model is saved")
 
 
 async def test_a_run_that_was_stopped_is_not_judged(make_learner):
@@ -418,68 +343,7 @@ async def test_a_critical_step_throttles_the_run_before_its_version_is_published
     assert told == ["Lag limit 1 -> 0 versions: early warning critical (score 0.71) at step 1."]
 
 
-async def test_a_spec_that_ignores_critical_warnings_keeps_the_lag(make_learner, tmp_path):
-    learner = make_learner(health={"enabled": False})
-    learner.update.warnings = dict.fromkeys(range(3), WarningLevel.DEAD)
-    await learner.run()
-    assert {step.lag_limit_steps for step in read_metrics(tmp_path).steps} == {1}
-
-
-async def test_a_far_reward_is_an_event_with_its_worker_and_its_prompt(make_learner, tmp_path):
-    learner = make_learner()
-    finish = learner.update.finish
-
-    def finished(newest=()):
-        return replace(finish(newest), reward_limits=(-0.5, 0.5))  # all rewards are 1
-
-    learner.update.finish = finished
-    await learner.run(until_step=1)
-    (told,) = [event.message for event in read_events(tmp_path) if event.kind == "RewardsFar"]
-    assert told.startswith("step 1: 1 from worker w for prompt 0, ")
-
-
-async def test_a_learner_that_resumes_does_not_report_the_warning_of_its_checkpoint_again(
-    make_learner, tmp_path
-):
-    learner = make_learner()
-    for _ in range(9):
-        learner.update.health.observe_refusal([1.0])
-    level = learner.update.health.level
-    assert level.is_at_least(WarningLevel.CRITICAL)
-    learner.update.warnings = {0: level}
-    await learner.run(until_step=1)
-    later = make_learner()
-    later.update.warnings = {1: level}
-    later.training.resume()
-    await later.run()
-    told = [event.message for event in read_events(tmp_path) if event.kind == "CollapseWarning"]
-    assert told == ["step 1: critical (score 0.71)", "step 3: ok (score 0.00)"]
-
-
 BROKEN = Failure(cause=FailureCause.REWARD, exception_type="KeyError", message="'answer'")
-
-
-async def fail_every_lease(dispatcher):
-    """A worker whose environment never works."""
-    while dispatcher.phase is RunPhase.RUNNING:
-        held = work_request(held=dispatcher.policy_version, room=2)
-        for given in await dispatcher.lease(held, wait_s=0):
-            dispatcher.fail("w", given.lease_id, BROKEN)
-        await asyncio.sleep(0.001)
-
-
-async def test_a_run_whose_environment_never_works_fails_with_the_reason(make_learner, tmp_path):
-    learner = make_learner(failurePolicy={"maxFailuresInARow": 4})
-    working = asyncio.create_task(fail_every_lease(learner.dispatcher))
-    # How many more fail before the loop looks is up to the scheduler.
-    with pytest.raises(TooManyFailuresError, match=r"^\d+ generations in a row .*KeyError"):
-        await learner.training.run(drain_s=0)
-    working.cancel()
-    assert learner.dispatcher.failures.in_a_row >= 4
-    events = {event.kind: event.message for event in read_events(tmp_path)}
-    assert "KeyError: 'answer'" in events["GenerationFailed"]
-    assert "maxFailuresInARow" in events["Failed"]
-    assert not (tmp_path / "checkpoints").exists()
 
 
 async def test_the_steps_taken_before_an_environment_broke_are_saved(make_learner, tmp_path):

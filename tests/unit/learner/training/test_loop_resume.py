@@ -1,13 +1,11 @@
 """The state from which a restarted learner resumes."""
 
-import os
 import shutil
 
 import pytest
 
 from tests.fixtures.records import step_record
 from vcpo.learner_control import run_signals
-from vcpo.records.exported_model import ExportedModel
 from vcpo.records.journal import METRICS_FILE, Journal, read_events, read_metrics
 from vcpo.wire.phase import RunPhase
 from vcpo_learner.checkpoints.manifest import CheckpointError
@@ -21,21 +19,6 @@ async def test_a_drained_run_saves_and_a_resumed_one_goes_on_from_there(make_lea
     assert await later.run() is RunPhase.COMPLETE
     assert later.update.steps == [1, 2]
     assert [step.step for step in read_metrics(tmp_path).steps] == [1, 2, 3]
-
-
-async def test_a_resumed_run_shows_where_it_began_and_the_time_of_that_checkpoint(
-    make_learner, tmp_path
-):
-    def shown(learner, name):
-        return learner.gauges._metrics.registry.get_sample_value(name, {"run": "run"})
-
-    first = make_learner()
-    await first.run(until_step=1)
-    (folder,) = (tmp_path / "checkpoints").iterdir()
-    os.utime(folder, (5.0, 5.0))
-    later = make_learner()
-    later.training.resume()
-    assert shown(later, "vcpo_learner_checkpoint_timestamp_seconds") == 5.0
 
 
 async def test_a_run_that_never_updated_says_so_however_often_it_was_resumed(make_learner):
@@ -70,14 +53,6 @@ async def test_a_run_does_not_start_beside_the_checkpoints_of_another(make_learn
         make_learner().training.require_unused()
 
 
-async def test_a_resumed_learner_does_not_report_its_past_as_production(make_learner):
-    await make_learner().run(until_step=1)
-    later = make_learner()
-    later.training.resume()
-    later.clock.advance(1.0)
-    assert later.signals.message().consumed_per_s == 0.0
-
-
 async def test_a_learner_that_starts_after_the_end_is_complete_at_once_and_asks_nobody(
     make_learner, tmp_path
 ):
@@ -88,14 +63,6 @@ async def test_a_learner_that_starts_after_the_end_is_complete_at_once_and_asks_
     assert await later.training.run(drain_s=0) is RunPhase.COMPLETE
     assert (tmp_path / "metrics.jsonl").read_bytes() == records
     assert read_events(tmp_path)[-1].message == "3 steps; complete before this start"
-
-
-async def test_more_steps_go_on_from_a_run_that_was_complete(make_learner, tmp_path):
-    await make_learner().run()
-    later = make_learner(steps=5)
-    assert later.training.resume() == 3
-    assert await later.run() is RunPhase.COMPLETE
-    assert ExportedModel.read(tmp_path / "model").step == 5
 
 
 async def test_a_run_whose_model_is_missing_writes_it(make_learner, tmp_path):
@@ -133,26 +100,6 @@ async def test_a_damaged_checkpoint_is_reported_and_set_aside_and_the_one_before
 
 def dangling_link(path):
     path.symlink_to(path.with_name("elsewhere"))
-
-
-def empty_file(path):
-    path.touch()
-
-
-@pytest.mark.parametrize("make", [dangling_link, empty_file])
-async def test_a_checkpoint_that_is_no_folder_to_read_is_reported_and_set_aside(
-    make_learner, tmp_path, make
-):
-    await make_learner(checkpoint={"everySteps": 1}).run(until_step=2)
-    path = tmp_path / "checkpoints" / "step-00000002"
-    shutil.rmtree(path)
-    make(path)
-    later = make_learner()
-    assert later.training.resume() == 1
-    (told,) = [event for event in read_events(tmp_path) if event.kind == "CheckpointDamaged"]
-    assert str(path) in told.message
-    assert "resuming from step 1" in told.message
-    assert await later.run() is RunPhase.COMPLETE
 
 
 async def test_a_run_whose_only_checkpoint_is_a_dangling_link_is_not_begun_again(

@@ -110,22 +110,6 @@ async def test_every_trajectory_is_counted_across_a_rollback_and_none_from_befor
     assert [limits[step] for step in (16, 17, 18)] == [1, 0, 1]
 
 
-async def test_the_signals_say_what_happened_for_ten_steps(make_run_of):
-    learner, seen = make_run_of(rewards_of(steps=30)), {}
-    record_step = learner.signals.record_step
-
-    def watched(record):
-        record_step(record)
-        seen[record.step] = learner.signals.message()
-
-    learner.signals.record_step = watched
-    await learner.run()
-    why = "rollback from step 16 to the checkpoint of step 5, because the mean reward of 10 steps"
-    assert [step for step, message in seen.items() if message.rollback] == list(range(16, 26))
-    assert seen[16].rollback == f"{why} fell from 1 to 0.4"
-    assert learner.signals.last_step.rollbacks == 1
-
-
 async def test_a_learner_that_restarts_after_a_rollback_goes_on_from_it(make_run_of):
     learner = make_run_of(rewards_of())
     await learner.run(until_step=COLLAPSE)

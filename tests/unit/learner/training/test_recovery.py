@@ -107,16 +107,6 @@ async def test_whatever_kills_a_run_each_group_counts_once_and_a_version_names_o
     assert counts.consumed == 24
 
 
-async def test_versions_of_a_resumed_run_are_above_those_of_the_runs_before(make_learner):
-    await make_learner().run(until_step=1)
-    for restarts in (1, 2):
-        later = make_learner()
-        assert later.training.resume() == 1
-        assert later.dispatcher.policy_version == version_of(restarts, 1)
-        await later.log.wait_until_kept()
-        later.log.close()
-
-
 async def test_a_log_of_another_spec_is_refused_without_a_checkpoint(make_learner):
     first = dies_before(make_learner(), 1)
     first.training.require_unused()
@@ -242,9 +232,3 @@ async def test_a_run_whose_checkpoints_are_gone_is_refused_with_the_fix(make_lea
     last = make_learner(steps=9, checkpoint=OFTEN)
     assert last.training.resume() == 4
     assert not told(tmp_path, "LogDamaged")
-
-
-async def test_a_new_run_is_refused_where_only_the_log_of_another_is_left(make_learner):
-    await killed(dies_before(make_learner(), 1))
-    with pytest.raises(CheckpointError, match="holds a redo log with accepted trajectories"):
-        make_learner().training.require_unused()

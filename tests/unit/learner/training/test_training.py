@@ -6,12 +6,10 @@ import pytest
 from tests.fixtures.disk_limits import files_of_at_most
 from tests.fixtures.learner.dispatcher import work_request
 from tests.fixtures.learner.training import MemoryLog
-from tests.fixtures.rollout.policy_versions import weight_files
-from vcpo.records.exported_model import ExportedModel, ExportKind
+from vcpo.records.exported_model import ExportedModel
 from vcpo.records.journal import read_events, read_metrics
 from vcpo.service.lifecycle import StartError
 from vcpo.wire.phase import RunPhase
-from vcpo_rollout.weights.fetcher import WeightFetcher
 
 
 def break_begin(learner, times, error=None):
@@ -120,18 +118,6 @@ async def test_the_next_step_begins_while_a_version_is_prepared(make_learner):
     assert seen == [0, 1, 2, 3]
 
 
-async def test_every_version_that_is_announced_can_be_fetched_with_its_checksums(make_learner):
-    learner, fetching = make_learner(), []
-
-    def fetch(_, prepared):
-        fetching.append(prepared.manifest)
-
-    seen = published_versions(learner, fetch)
-    await learner.run()
-    newest = await WeightFetcher(weight_files()).fetch(fetching[-1])  # others may be replaced
-    assert newest.policy_version == seen[-1] == 3
-
-
 async def test_a_version_is_compared_only_after_the_one_before_was_announced(make_learner):
     learner = make_learner()
     seen = published_versions(learner)
@@ -224,26 +210,3 @@ async def test_a_written_checkpoint_is_resumed_when_the_disk_had_no_room_for_the
     assert later.training.resume() == 1
     assert await later.run() is RunPhase.COMPLETE
     assert ExportedModel.read(tmp_path / "model").step == 1
-
-
-def test_what_a_model_folder_is_of_can_be_read_and_a_strange_file_is_nothing(tmp_path):
-    exported = ExportedModel(kind=ExportKind.MODEL, run="r", step=7, base_model="m", parameters=9)
-    exported.write(tmp_path)
-    assert ExportedModel.read(tmp_path) == exported
-    (tmp_path / "vcpo.json").write_text('{"step": "many"}')
-    assert ExportedModel.read(tmp_path) is None
-
-
-async def test_the_best_evaluated_checkpoint_outlives_newer_ones(make_learner, tmp_path):
-    learner = make_learner(
-        checkpoint={"everySteps": 1, "keep": 1},
-        evaluation={"everySteps": 100},
-        health={"rollBackOn": "never"},
-        steps=9,
-    )
-    saver, dispatcher = learner.training.saver, learner.dispatcher
-    for step, accuracy in [(1, 0.25), (2, 0.75), (3, 0.5), (4, 0.5)]:
-        dispatcher.policy_version = step
-        dispatcher.ledger.record_evaluation(step, accuracy)
-        await saver.save()
-    assert names(tmp_path / "checkpoints") == ["step-00000002", "step-00000004"]

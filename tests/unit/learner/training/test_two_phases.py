@@ -253,29 +253,3 @@ def test_a_version_of_a_rank_that_dies_between_the_phases_is_never_announced(tmp
     (another, (is_equal, _, _)), _ = run_ranks(2, work)
     assert another != incarnation
     assert is_equal == [True] * 4
-
-
-def rank_1_has_no_memory_for_version_1():
-    prepare = PolicyStore.prepare
-
-    def full(self, policy_version, weights):
-        if policy_version == 1:
-            raise MemoryError("no room for a delta")
-        return prepare(self, policy_version, weights)
-
-    PolicyStore.prepare = full
-
-
-async def hear_why(leader, worker):
-    await worker.take()
-    await leader.begin_next()
-    with pytest.raises(LostRankError) as failed:
-        await leader.publication.join()
-    return str(failed.value)
-
-
-def test_a_rank_that_cannot_publish_says_why(tmp_path):
-    work = Publishing(hear_why, tmp_path, rank_1_has_no_memory_for_version_1)
-    leader, _ = end_ranks(2, work)
-    _, cause = leader.result
-    assert "rank 1: MemoryError: no room for a delta" in cause

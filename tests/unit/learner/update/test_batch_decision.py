@@ -15,7 +15,6 @@ from vcpo_learner.update.batch_decision import (
     batch_ess_unit,
     decide_step,
     may_have_advantage,
-    on_policy_ess_ratio,
     on_policy_weight,
 )
 from vcpo_learner.update.batch_statistics import batch_moments
@@ -87,10 +86,6 @@ def test_the_mismatch_of_the_engines_alone_takes_some_of_the_mean_weight():
     assert on_policy_weight([400] * 8, given, UNCALIBRATED) == pytest.approx(expected, rel=1e-6)
 
 
-def test_without_a_calibration_no_weight_is_expected_to_be_missing():
-    assert on_policy_weight([40] * 8, Algorithm(), UNCALIBRATED) == 1.0
-
-
 def test_the_ess_sees_the_whole_batch_before_truncation():
     # Weights 1, 1/2, 2, 4: 7.5^2 / 21.25 / 4 = 0.6618.
     groups = [
@@ -144,34 +139,6 @@ def test_the_calibration_gives_the_on_policy_ratio():
     group = [summary_row(num_tokens=40)] * 4000
     reading = decision_on([group], calibration=calibrate(0.004)).reading
     assert reading.on_policy_ess_ratio == pytest.approx(math.exp(-0.16), rel=1e-3)
-
-
-UNEVEN = [summary_row(weight=weight, num_tokens=40) for weight in (1.8, 1 / 1.8, 1.8, 1 / 1.8)]
-"""Of ratio (1.8 + 1/1.8)^2 / (1.8^2 + 1/1.8^2) / 2 = 0.782, where exp(-0.16) = 0.852."""
-
-
-def test_a_small_batch_that_chance_explains_is_not_damped():
-    assert decision_on([UNEVEN], calibration=calibrate(0.004)).verdict.scale == 1.0
-    assert decision_on([UNEVEN], calibration=calibrate(0.004), deadBand=0.0).verdict.scale < 0.95
-
-
-def test_the_same_weights_in_a_large_batch_are_damped():
-    scale = decision_on([UNEVEN * 1000], calibration=calibrate(0.004)).verdict.scale
-    assert scale == pytest.approx(math.sqrt(0.78188 / math.exp(-0.16)), rel=2e-3)
-
-
-def test_a_calibration_that_knows_little_gives_the_benefit_of_the_doubt():
-    group = UNEVEN * 1000
-    known, guessed = (
-        decision_on([group], calibration=calibrate(0.004, count)).verdict.scale
-        for count in (4096, 16)
-    )
-    assert guessed > known + 0.03
-
-
-def test_a_given_on_policy_ratio_is_taken_as_it_is():
-    given = Algorithm.model_validate({"onPolicyEssRatio": 0.3})
-    assert on_policy_ess_ratio([5, 6], given, UNCALIBRATED) == 0.3
 
 
 @pytest.mark.parametrize(

@@ -163,13 +163,6 @@ def test_one_baseline_for_the_batch_is_that_of_one_large_group(baseline, micro_b
     assert_same(found, expected)
 
 
-def test_one_baseline_for_the_batch_is_gone_through_once():
-    groups = sampled_groups(seeded_model(llama, dtype=torch.float64), group_size=4)
-    spec = with_micro_batches(make_spec(baselineScope="batch"), 5)
-    _, sizes = passes_with_gradient(seeded_model(llama, dtype=torch.float64), spec, groups)
-    assert sum(sizes) == 12
-
-
 @pytest.mark.parametrize(
     ("learner", "is_one_pass"),
     [
@@ -188,27 +181,6 @@ def test_where_pods_share_a_copy_of_the_parameters_a_batch_is_gone_through_twice
     spec = spec.model_copy(update={"learner": Learner.model_validate(learner)})
     batch = GradientAccumulation(model, spec, PAD).score(sampled_groups(model), policy_version=0)
     assert batch.is_accumulated is is_one_pass
-
-
-def test_on_policy_and_without_baseline_it_is_reinforce_with_weights_held_constant():
-    model = seeded_model(llama, dtype=torch.float64)
-    one = resample(model, trajectory(0, reward=2.0), [0.0] * 3)
-    parameters = sorted(model.parameters(), key=lambda parameter: parameter.ndim < 2)
-    rows = torch.autograd.grad(-2.0 * own_logprobs(model, one).mean(), parameters)
-    expected = torch.cat([row.flatten() for row in rows])
-    assert_same(gradient_of_step(model, make_spec(baseline="none"), [[one]]), expected)
-
-
-@pytest.mark.parametrize("baseline", ["opob", "groupMean"])
-def test_the_split_into_micro_batches_does_not_change_the_gradient(baseline):
-    groups = sampled_groups(seeded_model(qwen2))
-    whole, split = (
-        gradient_of_step(
-            seeded_model(qwen2), with_micro_batches(make_spec(baseline=baseline), size), groups
-        )
-        for size in (12, 5)
-    )
-    assert_same(split, whole, rtol=1e-6)
 
 
 def test_the_split_into_micro_batches_does_not_change_the_decision():

@@ -20,7 +20,6 @@ from tests.fixtures.learner.updates import CAP, first_moments, make_spec
 from vcpo.algo.ess.finite_batch import nats_at_size
 from vcpo.algo.ess.importance_weights import ess_ratio
 from vcpo.algo.health.fresh_tokens import gap_of
-from vcpo.api.optimizer import Schedule
 from vcpo.records.reasons import SkipReason
 from vcpo.wire.trajectory import VersionSpan
 from vcpo_learner.update.policy_update import PolicyUpdate
@@ -144,63 +143,12 @@ def test_surprisal_is_the_mean_over_tokens_of_what_they_were_sampled_with():
     assert update.step([group], policy_version=9).surprisal_nats == 2.5
 
 
-def test_the_gradient_norm_is_the_one_before_clipping():
-    model, other = seeded_model(llama), seeded_model(llama)
-    groups = sampled_groups(model)
-    long = PolicyUpdate(model, make_spec(), PAD)
-    clipped = PolicyUpdate(other, with_optimizer(make_spec(), max_gradient_norm=1e-3), PAD)
-    norms = [update.step(groups, policy_version=9).gradient_norm for update in (long, clipped)]
-    assert norms == pytest.approx([float(first_moments(long).norm())] * 2, rel=1e-5)
-    assert float(first_moments(clipped).norm()) == pytest.approx(1e-3, rel=1e-3)
-
-
 def test_the_baseline_shift_is_measured_from_the_group_mean():
     # Without a baseline 0 is subtracted: 0 minus the mean reward of 1/2.
     model = seeded_model(llama)
     update = PolicyUpdate(model, make_spec(baseline="none"), PAD)
     shift = update.step([four_weights(model)], policy_version=9).baseline_shift
     assert shift == pytest.approx(-0.5)
-
-
-def test_a_warmup_counts_the_steps_that_were_taken():
-    model = seeded_model(llama)
-    spec = with_optimizer(make_spec(learningRateRule="none"), warmup_steps=4)
-    update = PolicyUpdate(model, spec, PAD)
-    groups = sampled_groups(model)
-    silent = [with_rewards(group, [1.0] * 4) for group in groups]
-    batches = [groups, silent, groups]
-    rates = [update.step(batch, policy_version=9).learning_rate for batch in batches]
-    assert rates == pytest.approx([2.5e-4, 0.0, 5e-4])
-
-
-def test_a_schedule_counts_skipped_steps_too_and_multiplies_the_scale():
-    model = seeded_model(llama)
-    spec = with_optimizer(make_spec(), schedule=Schedule.LINEAR, final_learning_rate_ratio=0.1)
-    update = PolicyUpdate(model, spec.model_copy(update={"steps": 10}), PAD)
-    group = four_weights(model)
-    silent = [with_rewards(group, [1.0] * 4)]
-    update.step(silent, policy_version=3)
-    result = update.step([group], policy_version=4)
-    # Step 5 of 10: four ninths of the way from 1 to 0.1.
-    assert result.learning_rate == pytest.approx(1e-3 * 0.6 * result.learning_rate_scale)
-    assert result.learning_rate_scale < 1.0
-
-
-def test_a_resumed_schedule_continues_at_the_step_of_the_checkpoint():
-    fields = {"schedule": Schedule.COSINE, "warmup_steps": 2, "final_learning_rate_ratio": 0.1}
-    spec = with_optimizer(make_spec(learningRateRule="none"), **fields)
-    spec = spec.model_copy(update={"steps": 9})
-    groups = sampled_groups(seeded_model(llama))
-    update = PolicyUpdate(seeded_model(llama), spec, PAD)
-    for version in range(4):
-        update.step(groups, policy_version=version)
-    resumed = PolicyUpdate(seeded_model(llama), spec, PAD)
-    resumed.load_state_dict(save_and_load(update.state_dict()))
-    after = [each.step(groups, policy_version=4).learning_rate for each in (update, resumed)]
-    assert after[0] == after[1]
-    # Step 5, three sevenths of the way from the second step to the ninth.
-    share = 0.1 + 0.9 * (1 + math.cos(math.pi * 3 / 7)) / 2
-    assert after[0] == pytest.approx(1e-3 * share)
 
 
 def test_a_huge_weight_is_truncated_and_leaves_the_batch_an_ess_of_one():
@@ -376,27 +324,6 @@ def test_a_batch_of_stale_responses_asks_for_fresh_tokens_and_a_fresh_batch_for_
     given = PolicyUpdate(model, make_spec(onPolicyEssRatio=0.9), PAD)
     fresh = [[of_versions(one, 8, 8) for one in group] for group in groups]
     assert given.begin(fresh, policy_version=8).wanted_fresh_tokens == 0
-
-
-def test_fresh_tokens_are_wanted_at_every_step_though_the_ratio_is_given():
-    # Workers are compared with the learner by them: 8 blocks of 32, and a quarter of the batch.
-    model = seeded_model(llama)
-    groups = sampled_groups(model, num_groups=12)
-    num_tokens = sum(one.num_sampled_tokens for group in groups for one in group)
-    update = PolicyUpdate(model, make_spec(onPolicyEssRatio=0.9), PAD)
-    for version in (8, 9):
-        fresh = [[of_versions(one, version, version) for one in group] for group in groups]
-        update.step(fresh, policy_version=version)
-        wanted = update.begin(groups, policy_version=20).wanted_fresh_tokens
-        assert wanted == min(256, math.ceil(num_tokens / 4))
-
-
-def test_a_ratio_that_is_given_does_not_get_old():
-    model = seeded_model(llama)
-    update = PolicyUpdate(model, make_spec(onPolicyEssRatio=0.9), PAD)
-    groups = sampled_groups(model)
-    ages = [update.step(groups, policy_version=9).calibration_age_steps for _ in range(2)]
-    assert ages == [0, 0]
 
 
 def test_what_was_calibrated_is_remembered_in_later_steps():

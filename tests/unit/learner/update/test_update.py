@@ -3,7 +3,7 @@ import json
 import logging
 import math
 from dataclasses import astuple, replace
-from itertools import chain, count
+from itertools import chain
 from random import Random
 
 import numpy as np
@@ -15,7 +15,7 @@ from tests.fixtures.families import family
 from tests.fixtures.fleets import NOISE, VARIANCE, calibrations
 from tests.fixtures.learner.dispatcher import make_trajectory
 from tests.fixtures.learner.models import PAD, llama, sampled_groups, seeded_model
-from tests.fixtures.learner.updates import make_spec, with_micro_batches
+from tests.fixtures.learner.updates import make_spec
 from vcpo.algo.ess.calibration import MismatchCalibration, MismatchEstimate
 from vcpo.algo.ess.importance_weights import ess_ratio
 from vcpo.algo.ess.moments import WeightMoments
@@ -40,23 +40,6 @@ from vcpo_learner.update.micro_batches import MicroBatchRunner
 from vcpo_learner.update.policy_update import PolicyUpdate
 from vcpo_learner.update.run_health import RunHealth
 from vcpo_learner.update.token_inputs import LEARNING_RATE, Critic
-
-
-def times(spec):
-    model = seeded_model(llama)
-    ticks = count()
-    update = PolicyUpdate(model, spec, PAD, clock=lambda: float(next(ticks)))
-    found = update.step(sampled_groups(model), policy_version=0).times
-    return found.score_s, found.backward_s, found.optimizer_s
-
-
-def test_a_batch_in_one_pass_is_all_backward_but_for_the_fresh_tokens():
-    assert times(make_spec()) == (1.0, 2.0, 1.0)
-
-
-def test_a_batch_in_two_passes_is_scored_first():
-    spec = make_spec(method="m2po", learningRateRule="none")
-    assert times(with_micro_batches(spec, 1)) == (2.0, 1.0, 1.0)
 
 
 def rows():
@@ -152,11 +135,6 @@ def test_no_gradient_reaches_the_policy():
     states = [STATES[0].clone().requires_grad_()]
     Critic(2, CPU).advantages(states, ON_POLICY, [1.0])
     assert states[0].grad is None
-
-
-def test_states_of_half_precision_are_read():
-    states = [STATES[0].to(torch.bfloat16)]
-    assert as_lists(Critic(2, CPU).advantages(states, ON_POLICY, [1.0])) == [[1.0, 1.0]]
 
 
 def test_responses_of_different_length_keep_their_rows():
@@ -296,17 +274,6 @@ def test_a_run_that_gets_critical_goes_on_at_half_its_rate():
 def test_the_spec_may_keep_the_rate(settings):
     health = critical_health(**settings)
     assert (health.level, health.backoff.factor) == (WarningLevel.CRITICAL, 1.0)
-
-
-def test_an_update_steps_at_the_lowered_rate_and_reports_it():
-    update = PolicyUpdate(seeded_model(llama), spec(), PAD)
-    groups = sampled_groups(seeded_model(llama))
-    plain = update.step(groups, policy_version=0)
-    update.health.backoff = RateBackoff(factor=0.25, age_steps=3)
-    lowered = update.step(groups, policy_version=1)
-    assert (plain.learning_rate_backoff, lowered.learning_rate_backoff) == (1.0, 0.25)
-    assert plain.learning_rate == pytest.approx(1e-3 * plain.learning_rate_scale)
-    assert lowered.learning_rate == pytest.approx(0.25e-3 * lowered.learning_rate_scale)
 
 
 def test_a_restored_run_is_as_critical_and_as_slow_as_before():
