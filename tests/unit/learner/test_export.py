@@ -34,10 +34,6 @@ def logits(model):
         return model(TOKENS).logits
 
 
-def checkpoint_of(run_dir, step):
-    return run_dir / "checkpoints" / f"step-{step:08d}"
-
-
 def trained_run(run_dir, *steps, model):
     """A run directory with checkpoints of random parameters; returns the last one's model."""
     run = make_run(model=model)

@@ -99,17 +99,10 @@ class LedgerModel:
     """Groups by grant, in the order in which steps took them."""
 
     def grant(
-        self,
-        lease_id: str,
-        worker_id: str,
-        now_s: float,
-        *,
-        oldest_partial: int = 0,
-        chosen: int | None = None,
+        self, lease_id: str, worker_id: str, now_s: float, *, oldest_partial: int = 0
     ) -> Promise:
-        """Lease a requeued prompt if there is one, else the chosen one, else the next in order."""
-        fresh = self.next_prompt if chosen is None else chosen
-        waiting = self.requeued.popleft() if self.requeued else Waiting(fresh)
+        """Lease a requeued prompt if there is one, else the next in order."""
+        waiting = self.requeued.popleft() if self.requeued else Waiting(self.next_prompt)
         self.next_prompt = max(self.next_prompt, waiting.prompt_index + 1)
         partial = waiting.partial
         number = self.next_grant if waiting.number is None else waiting.number

@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.fixtures.learner.dispatcher import (
-    TIMEOUT_S,
     dispatcher_fixture,
     make_partial_response,
     make_trajectories,
@@ -79,10 +78,6 @@ class TestAdmission:
         fixture.dispatcher.release("w", [])
         assert len(await lease_now(fixture)) == 6
 
-    async def test_a_draining_run_grants_nothing(self, fixture):
-        fixture.dispatcher.drain()
-        assert await lease_now(fixture) == []
-
     @given(limit=st.integers(0, 10))
     async def test_a_throttle_never_lifts_the_runs_own_bound(self, limit):
         fixture = dispatcher_fixture()
@@ -133,11 +128,6 @@ class TestWaiting:
         await settle()
         fixture.dispatcher.complete()
         assert await waiting == []
-
-    async def test_an_expired_lease_goes_to_whoever_asks_next(self, fixture):
-        await lease_now(fixture, worker_id="lost")
-        fixture.clock.advance(TIMEOUT_S)
-        assert prompts_of(await lease_now(fixture)) == [0, 1, 2, 3]
 
 
 class TestWorkers:

@@ -4,8 +4,6 @@ import asyncio
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.fixtures.learner.dispatcher import (
     INCARNATION,
@@ -19,10 +17,9 @@ from tests.fixtures.learner.dispatcher import (
     settle,
     work_request,
 )
-from vcpo.records.reasons import DropReason, SetAsideCause
+from vcpo.records.reasons import SetAsideCause
 from vcpo.wire.errors import InvalidMessageError
 from vcpo.wire.trajectory import FinishReason, prompt_checksum
-from vcpo.wire.v1 import ledger_pb2
 from vcpo_learner.ledger import lease_book
 from vcpo_learner.ledger import ledger as ledger_module
 from vcpo_learner.ledger.admission import WorkRequest
@@ -98,19 +95,6 @@ def grant_one(ledger, *, version=1, **limits):
     return lease
 
 
-def release_with(ledger, *partial):
-    """The ledger's first prompt, leased and released with partial responses."""
-    lease = grant_one(ledger)
-    ledger.release("w", [lease.lease_id], partial)
-
-
-def test_the_next_grant_of_the_prompt_carries_its_partial_responses(ledger):
-    release_with(ledger, COMPLETE, UNDER_WAY)
-    lease = grant_one(ledger)
-    assert (lease.prompt_index, lease.partial_responses) == (0, (COMPLETE, UNDER_WAY))
-    assert grant_one(ledger).partial_responses == ()
-
-
 def test_more_responses_than_the_lease_wants_are_refused(ledger):
     lease = grant_one(ledger)
     with pytest.raises(InvalidMessageError, match="begun: must be at most 2 responses"):
@@ -127,20 +111,6 @@ def test_grants_stop_before_a_message_grows_too_large(ledger, monkeypatch):
     assert [lease.prompt_index for lease in ledger.grant("w", num_groups=1, policy_version=1)] == [
         1
     ]
-
-
-def test_a_restart_resumes_requeued_prompts_and_those_in_flight(ledger, clock):
-    release_with(ledger, UNDER_WAY)
-    in_flight = grant_one(ledger)
-    ledger.release("w", [grant_one(ledger).lease_id], [COMPLETE])
-    (part,) = ledger.snapshot().parts()
-    data = part.SerializeToString()
-    later = make_ledger(clock, incarnation="later")
-    later.restore([ledger_pb2.LedgerSnapshot.FromString(data)])
-    later.restart()
-    leases = later.grant("w", num_groups=3, policy_version=1)
-    assert in_flight.partial_responses == (UNDER_WAY,)
-    assert [lease.partial_responses for lease in leases] == [(UNDER_WAY,), (COMPLETE,), ()]
 
 
 async def test_a_token_at_the_bound_may_still_be_trained_on_and_an_older_one_not():
@@ -177,35 +147,6 @@ def fixture():
 async def lease(fixture, worker_id, num_prompts):
     request = work_request(worker_id=worker_id, room=2 * num_prompts)
     return await fixture.dispatcher.lease(request, wait_s=0.0)
-
-
-async def test_what_it_holds_and_what_it_brought_goes_to_other_workers_first(fixture):
-    brought, held = await lease(fixture, "bad", 2)
-    (of_other,) = await lease(fixture, "good", 1)
-    fixture.submit(brought, worker_id="bad")
-    fixture.submit(of_other, worker_id="good")
-    fixture.dispatcher.set_aside("bad", *WHY)
-    assert fixture.ledger.leases.held_by("bad") == []
-    kept = [group.lease_id for group in fixture.ledger.buffer.groups()]
-    assert kept == [of_other.lease_id]
-    again = await lease(fixture, "good", 2)
-    prompts = {each.prompt_index for each in again}
-    assert prompts == {held.prompt_index, brought.prompt_index}
-    counts = fixture.ledger.counts()
-    counts.check()
-    assert counts.dropped == {DropReason.WORKER_SET_ASIDE: 4}
-
-
-async def test_a_group_that_others_completed_goes_with_what_it_brought_before_a_restart(fixture):
-    (begun,) = await lease(fixture, "bad", 1)
-    first, _ = make_trajectories(begun)
-    fixture.dispatcher.submit("bad", begun.lease_id, [first])
-    fixture.ledger.restart()
-    (rest,) = await lease(fixture, "good", 1)
-    fixture.submit(rest, worker_id="good")
-    assert fixture.ledger.buffer.num_trajectories == 2
-    fixture.dispatcher.set_aside("bad", *WHY)
-    assert fixture.ledger.buffer.num_trajectories == 0
 
 
 async def test_a_lease_is_sampled_with_the_same_seed_however_many_workers_lose_it(fixture):
@@ -307,29 +248,3 @@ def test_a_response_belongs_to_the_prompt_of_its_lease(book, prompt_of_partial, 
     else:
         with pytest.raises(InvalidMessageError, match="the lease's partial responses"):
             submit(book, lease.lease_id, make_trajectories(lease))
-
-
-@given(st.lists(st.tuples(st.sampled_from(["open", "submit", "close"]), st.integers(0, 9))))
-def test_the_sums_of_a_book_are_those_of_its_leases(steps):
-    book = LeaseBook(prefix="train-now", timeout_s=TIMEOUT_S, clock=ManualClock())
-    for action, number in steps:
-        lease_id = f"train-now-{number}"
-        lease = book.get(lease_id)
-        if action == "open":
-            numbers = range(1 + number % 2)
-            lease_of(book, *numbers, worker_id=f"w{number % 3}", prompt_index=number % 4)
-        elif action == "close":
-            book.close(lease_id)
-        elif lease is not None:
-            submit(book, lease_id, [make_trajectory(lease_id, len(lease.arrived))])
-        leases = book.all()
-        assert book.num_missing == sum(one.num_missing for one in leases)
-        assert book.num_accepted == sum(len(one.arrived) for one in leases)
-        assert set(book.prompts()) == {one.prompt_index for one in leases}
-        missing = dict.fromkeys((one.worker_id for one in leases), 0)
-        for one in leases:
-            missing[one.worker_id] += one.num_missing
-        assert book.in_flight_by_worker() == missing
-        for worker_id in ("w0", "w1", "w2"):
-            held = [one for one in leases if one.worker_id == worker_id]
-            assert book.held_by(worker_id) == held

@@ -41,14 +41,6 @@ async def test_a_lease_that_cannot_be_used_in_time_is_preempted_and_none_before(
     assert await take_leases(fixture) == []
 
 
-async def test_a_run_that_does_not_over_provision_preempts_nothing():
-    fixture = dispatcher_fixture()
-    submit(fixture, (await take_leases(fixture))[:2])
-    fixture.dispatcher.throttle(0)
-    assert await fixture.dispatcher.next_batch()
-    assert fixture.ledger.preempted_leases("w") == []
-
-
 async def test_an_interrupted_response_is_resumed_after_the_step():
     fixture = dispatcher_fixture(**SECTIONS)
     leases = await take_leases(fixture)

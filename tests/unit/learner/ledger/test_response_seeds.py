@@ -33,6 +33,14 @@ def grant(ledger, count=1, **details):
     return ledger.grant("w", num_groups=count, policy_version=0, **details)
 
 
+def restart(ledger, clock, incarnation="later"):
+    """The ledger of the next process."""
+    after = make_ledger(clock, incarnation=incarnation)
+    after.restore(tuple(ledger.snapshot().parts()))
+    after.restart()
+    return after
+
+
 def seed_of(lease, purpose=Purpose.TRAIN):
     return replace(lease, purpose=purpose).seed(7)
 
@@ -43,22 +51,6 @@ def test_every_group_has_a_seed_of_its_own(ledger):
     assert len({leases[0].seed(at) for at in (1, 2)}) == 2
 
 
-@pytest.mark.parametrize("how", ["released", "expired"])
-def test_a_lease_that_ended_with_its_worker_samples_the_same_responses_again(ledger, clock, how):
-    first, other = grant(ledger, 2)
-    ledger.submit(other.lease_id, make_trajectories(other))
-    if how == "released":
-        ledger.release("w", [first.lease_id])
-    else:
-        clock.advance(TIMEOUT_S)
-        ledger.expire()
-    (again,) = grant(ledger)
-    assert again.prompt_index == first.prompt_index
-    assert again.grant_number != first.grant_number
-    assert seed_of(again) == seed_of(first)
-    assert again.response_numbers == (0, 1)
-
-
 def test_a_lease_that_is_lost_changes_no_seed_of_the_groups_after_it(ledger, clock):
     undisturbed = make_ledger(clock)
     expected = [seed_of(lease) for lease in grant(undisturbed, 4)]
@@ -67,9 +59,7 @@ def test_a_lease_that_is_lost_changes_no_seed_of_the_groups_after_it(ledger, clo
     again = grant(ledger, 2)
     assert {lease.prompt_index for lease in again} == {first.prompt_index, second.prompt_index}
     (third,) = grant(ledger)
-    after = make_ledger(clock, incarnation="later")
-    after.restore(tuple(ledger.snapshot().parts()))
-    after.restart()
+    after = restart(ledger, clock)
     grant(after, 3)
     (fourth,) = grant(after)
     assert [third.prompt_index, fourth.prompt_index] == [2, 3]
@@ -79,15 +69,11 @@ def test_a_lease_that_is_lost_changes_no_seed_of_the_groups_after_it(ledger, clo
 def test_a_learner_that_restarts_asks_for_the_missing_responses_under_their_numbers(ledger, clock):
     (first,) = grant(ledger)
     ledger.submit(first.lease_id, [make_trajectory(first.lease_id, 0)])
-    after = make_ledger(clock, incarnation="later")
-    after.restore(tuple(ledger.snapshot().parts()))
-    after.restart()
+    after = restart(ledger, clock)
     (second,) = grant(after)
     assert seed_of(second) == seed_of(first)
     assert second.response_numbers == (1,)
-    third_learner = make_ledger(clock, incarnation="last")
-    third_learner.restore(tuple(after.snapshot().parts()))
-    third_learner.restart()
+    third_learner = restart(after, clock, "last")
     (third,) = grant(third_learner)
     assert (seed_of(third), third.response_numbers) == (seed_of(first), (1,))
     third_learner.submit(third.lease_id, make_trajectories(third))
@@ -155,9 +141,7 @@ def test_a_restart_of_the_learner_keeps_the_draw(ledger, clock, is_failed_before
         ledger.fail(lease.lease_id)
         (lease,) = grant(ledger)
     for number in range(3):
-        later = make_ledger(clock, incarnation=f"later{number}")
-        later.restore(tuple(ledger.snapshot().parts()))
-        later.restart()
+        later = restart(ledger, clock, f"later{number}")
         (again,) = grant(later)
         assert seed_of(again) == seed_of(lease)
         assert (seed_of(again) != first) is is_failed_before

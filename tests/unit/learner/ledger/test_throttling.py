@@ -10,7 +10,6 @@ from tests.fixtures.learner.dispatcher import (
     DispatcherFixture,
     dispatcher_fixture,
     make_partial_response,
-    prompts,
     work_request,
 )
 
@@ -75,38 +74,6 @@ async def test_a_tightening_costs_a_batch_for_each_version_that_it_takes_away(
     for _ in range(30):
         await run.step()
     assert run.dropped() == {"throttled": num_batches * BATCH}
-
-
-async def test_what_is_left_feeds_the_learner_while_the_dropped_prompts_are_granted_again(run):
-    await run.complete_all()
-    run.dispatcher.throttle(4)
-    await run.dispatcher.next_batch()
-    # Five batches were kept, one of them is taken, and 4 + 1 of them may wait.
-    assert run.ledger.counts().buffered == 4 * BATCH
-    first_dropped = 2 * 12
-    run.dispatcher.advance_version()
-    leases = await run.dispatcher.lease(work_request(held=13), wait_s=0)
-    assert prompts(one for one in leases) == [first_dropped, first_dropped + 1]
-
-
-async def test_a_relaxed_limit_drops_nothing(run):
-    run.dispatcher.throttle(2)
-    for _ in range(5):
-        await run.step()
-    before = run.dropped()
-    run.dispatcher.throttle(6)
-    for _ in range(15):
-        await run.step()
-    assert run.dropped() == before
-    assert run.lags[-1] == 6
-
-
-async def test_drops_by_the_runs_own_bound_are_counted_separately(run):
-    await run.complete_all()
-    run.dispatcher.throttle(4)
-    # Two steps are made up: the oldest two batches are now nine and ten versions old.
-    run.ledger.drop_late(step=14, max_policy_lag_steps=8, lag_limit_steps=4)
-    assert run.dropped() == {"lag_exceeded": 2 * BATCH, "throttled": 4 * BATCH}
 
 
 async def test_partial_responses_of_the_wider_limit_are_not_resumed(run):

@@ -24,13 +24,10 @@ from vcpo.wire.versions import step_of, version_of
 from vcpo_learner.ledger.changes import NoLog
 from vcpo_learner.ledger.lag_limit import LagLimit
 from vcpo_learner.ledger.redo_log import change_from_bytes, change_to_bytes
-from vcpo_learner.prompts.selection import TeacherPrompts
-from vcpo_learner.prompts.source import SequentialPrompts
 
 MAX_LAG_STEPS = 1
 LIMITS = st.none() | st.integers(0, MAX_LAG_STEPS)
 """Of the throttle, or none."""
-POOL = 4
 WORKERS = st.sampled_from(["left", "right"])
 PICKS = st.integers(0, 31)
 """Of a lease: three of four are open ones."""
@@ -58,24 +55,11 @@ class ListLog(NoLog):
 
 
 class LedgerMachine(RuleBasedStateMachine):
-    counts_up = True
-
-    def source(self):
-        return SequentialPrompts()
-
     def version(self, step=None):
         return version_of(self.ledger.restarts, self.model.step if step is None else step)
 
-    def check_choice(self, lease):
-        """Nothing beside what the model foretells."""
-
-    def check_number(self, leases, num_groups):
-        assert len(leases) == num_groups
-
     def start(self, incarnation):
-        return make_ledger(
-            self.clock, incarnation=incarnation, prompt_source=self.source(), log=self.log
-        )
+        return make_ledger(self.clock, incarnation=incarnation, log=self.log)
 
     @initialize()
     def begin(self):
@@ -125,15 +109,7 @@ class LedgerMachine(RuleBasedStateMachine):
             worker, num_groups=num_groups, policy_version=self.version(), oldest_step=oldest
         )
         for lease in leases:
-            self.check_choice(lease)
-            chosen = None if self.counts_up else lease.prompt_index
-            promise = self.model.grant(
-                lease.lease_id,
-                worker,
-                self.clock(),
-                oldest_partial=oldest,
-                chosen=chosen,
-            )
+            promise = self.model.grant(lease.lease_id, worker, self.clock(), oldest_partial=oldest)
             assert [one.oldest_step for one in lease.partial_responses] == (
                 [] if promise.partial is None else [promise.partial]
             )
@@ -144,7 +120,7 @@ class LedgerMachine(RuleBasedStateMachine):
             )
             self.failures_of[promise.number] = promise.failures
             self.lease_ids.append(lease.lease_id)
-        self.check_number(leases, num_groups)
+        assert len(leases) == num_groups
 
     @rule(pick=PICKS, numbers=st.sampled_from([(0,), (1,), (0, 1), (1, 0)]), age=st.integers(0, 2))
     def submit(self, pick, numbers, age):
@@ -323,26 +299,5 @@ class LedgerMachine(RuleBasedStateMachine):
         assert {worker: by_worker.get(worker, 0) for worker in flights} == flights
 
 
-class TeacherMachine(LedgerMachine):
-    """The curriculum chooses prompts: requeued ones come first, and none in flight is chosen."""
-
-    counts_up = False
-
-    def source(self):
-        return TeacherPrompts(POOL, seed=0, num_rows=8)
-
-    def in_flight(self):
-        return {promise.prompt_index for promise in self.model.open.values()}
-
-    def check_choice(self, lease):
-        if not self.model.requeued:
-            assert lease.prompt_index in set(range(POOL)) - self.in_flight()
-
-    def check_number(self, leases, num_groups):
-        assert len(leases) == num_groups or self.in_flight() == set(range(POOL))
-
-
 TestLedgerMachine = LedgerMachine.TestCase
 TestLedgerMachine.settings = settings(max_examples=120, stateful_step_count=60, deadline=None)
-TestTeacherMachine = TeacherMachine.TestCase
-TestTeacherMachine.settings = settings(max_examples=15, stateful_step_count=40, deadline=None)

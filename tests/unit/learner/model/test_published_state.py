@@ -142,20 +142,6 @@ def test_another_number_format_is_a_new_file():
     assert all(not each.positions.size for each in parameters.take(BFLOAT16).values())
 
 
-def test_positions_count_over_the_tiles_of_a_large_tensor(monkeypatch):
-    monkeypatch.setattr("vcpo_learner.model.published_state._TILE", 7)
-    model = llama()
-    parameters = PublishedState(model)
-    parameters.take(FLOAT32)
-    at = [0, 6, 7, 20, 21]
-    with torch.no_grad():
-        model.lm_head.weight.view(-1)[at] += 1.0
-    found = parameters.take(FLOAT32)[HEAD]
-    assert found.positions.tolist() == at
-    expected = model.lm_head.weight.detach().view(-1)[at].numpy().view(np.uint32)
-    assert found.bits.tolist() == expected.tolist()
-
-
 @pytest.mark.parametrize(("dtype", "bits"), [("bfloat16", torch.int16), ("float32", torch.int32)])
 def test_the_search_on_a_device_finds_what_the_one_in_tiles_finds(monkeypatch, dtype, bits):
     monkeypatch.setattr("vcpo_learner.model.published_state._TILE", 7)

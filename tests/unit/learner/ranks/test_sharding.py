@@ -6,8 +6,10 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.fixtures.learner.ranks import run_ranks
+from vcpo.api.optimizer import Optimizer
 from vcpo.api.workloads import Precision
 from vcpo.service.lifecycle import StartError
+from vcpo_learner.optimizer.policy_optimizer import PolicyOptimizer
 from vcpo_learner.per_sample_gradients.slots import Slots
 from vcpo_learner.ranks.sharded_sums import ShardedGradient
 from vcpo_learner.ranks.sharding import decoder_layers, local_part, place_model
@@ -69,6 +71,8 @@ def exchanged(ranks):
     model.layer = nn.Linear(3, 5, bias=False)
     model._no_split_modules = ["Linear"]
     place_model(model, ranks, Precision.FLOAT32)
+    with pytest.raises(StartError, match="'muon' works with one rank only; use adamw"):
+        PolicyOptimizer(model, Optimizer(name="muon"))
     slots = Slots(model)
     (slot,) = slots
     sums = ShardedGradient(slots, ranks.communication).sums(1)

@@ -12,7 +12,6 @@ from vcpo.local.models import context_tokens
 from vcpo.service.vocabulary import num_tokens
 from vcpo.wire.errors import InvalidMessageError
 from vcpo.wire.packing import ExpertRoutes, RouterLayout
-from vcpo.wire.trajectory import FinishReason
 from vcpo_learner.services.bounds import ResponseBounds
 
 BOUNDS = ResponseBounds(
@@ -63,12 +62,8 @@ def test_what_is_at_the_bounds_is_accepted(trajectory):
             replace(ROUTES, num_layers=1),
             "expert_routes.num_layers: must be 2, the model's, got 1",
         ),
-        (
-            replace(ROUTES, num_choices=2, num_layers=2, experts=bytes(4)),
-            "expert_routes.num_choices: must be 1, the model's, got 2",
-        ),
     ],
-    ids=["expert", "layers", "choices"],
+    ids=["expert", "layers"],
 )
 def test_routes_must_be_those_of_the_model(routes, problem):
     bounds = replace(BOUNDS, routers=ROUTERS)
@@ -97,9 +92,8 @@ def test_routes_that_nobody_replays_are_refused():
             "t.response_token_ids: must be at most 7 tokens with the prompt (the model's context)",
         ),
         (make_one(reward=10.5), "t.reward: must be -10 to 10 (spec.environment.maxAbsoluteReward)"),
-        (make_one(reward=-1e300), "t.reward: must be -10 to 10"),
     ],
-    ids=["prompt", "response", "too long", "context", "reward", "negative reward"],
+    ids=["prompt", "response", "too long", "context", "reward"],
 )
 def test_what_is_beyond_is_refused_by_the_name_of_its_field(trajectory, problem):
     with pytest.raises(InvalidMessageError) as caught:
@@ -115,23 +109,13 @@ def test_what_is_beyond_is_refused_by_the_name_of_its_field(trajectory, problem)
             make_partial_response(*[0] * 6),
             "b.token_ids: must be at most 6 tokens, and fewer unless",
         ),
-        (
-            None,
-            make_partial_response(*[0] * 7, finish_reason=FinishReason.LENGTH),
-            "b.token_ids: must be at most 6 tokens, and fewer unless",
-        ),
         # Tokens of `make_partial_response` count up from 5.
         (8, make_partial_response(*[0] * 4), "b.token_ids[3]: must be 0 to 7, got 8"),
     ],
-    ids=["nothing left to sample", "too long", "vocabulary"],
+    ids=["nothing left to sample", "vocabulary"],
 )
 def test_a_partial_response_keeps_to_the_same_bounds(vocabulary_size, partial, problem):
-    bounds = ResponseBounds(
-        vocabulary_size=vocabulary_size,
-        max_new_tokens=6,
-        context_tokens=None,
-        max_absolute_reward=1.0,
-    )
+    bounds = replace(BOUNDS, vocabulary_size=vocabulary_size, context_tokens=None)
     with pytest.raises(InvalidMessageError) as caught:
         bounds.check_partial_response(partial, path="b")
     assert str(caught.value).startswith(problem)

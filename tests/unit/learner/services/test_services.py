@@ -106,21 +106,12 @@ async def test_a_reply_without_leases_says_when_to_ask_again(fixture):
         (work_pb2.SubmitRequest(worker_id="w", lease_id="l"), "trajectories"),
         (
             work_pb2.SubmitRequest(
-                worker_id="w",
-                lease_id="l",
-                trajectories=[work_pb2.Trajectory()],
-                failure=work_pb2.Failure(),
-            ),
-            "failure",
-        ),
-        (
-            work_pb2.SubmitRequest(
                 worker_id="w", lease_id="l", trajectories=[work_pb2.Trajectory()]
             ),
             "trajectories[0].trajectory_id",
         ),
     ],
-    ids=["nothing", "both", "empty trajectory"],
+    ids=["nothing", "empty trajectory"],
 )
 async def test_a_malformed_submission_names_the_field(fixture, request_, field):
     stub = work_pb2_grpc.WorkServiceStub(fixture.channel)

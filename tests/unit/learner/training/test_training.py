@@ -81,15 +81,14 @@ async def test_a_response_beside_the_batch_that_breaks_the_step_costs_the_batch_
 DEADLINE_S = 30.0
 
 
-def published_versions(learner, look=lambda policies, prepared: None):
-    """The versions in the order of their announcement; `look` sees the store after each."""
+def published_versions(learner):
+    """The versions in the order of their announcement."""
     policies = learner.policies
     publish, seen = policies.publish, []
 
     def observed(prepared):
         publish(prepared)
         seen.append(prepared.manifest.policy_version)
-        look(policies, prepared)
 
     policies.publish = observed
     return seen

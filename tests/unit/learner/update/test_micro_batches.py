@@ -71,22 +71,6 @@ def test_an_idle_rank_runs_the_shortest_trajectory_and_counts_it_nowhere():
     assert idle.place_trained(torch.ones(0)).shape == logprobs.shape
 
 
-def test_the_shards_of_a_replica_hold_its_groups_together():
-    steps = [list(each.split_groups(TOKENS, GROUPS)) for each in on_every_rank(2, 2)]
-    assert [[list(step.numbers) for step in rank] for rank in steps[:2]] == [
-        [list(step.numbers) for step in steps[0]]
-    ] * 2
-    members = {}
-    for rank in steps:
-        for step in rank:
-            assert list(chain.from_iterable(step.members)) == list(step.positions)
-            for number, own in zip(step.numbers, step.members, strict=True):
-                members.setdefault(number, []).extend(own)
-    assert {number: sorted(own) for number, own in members.items()} == dict(
-        enumerate(map(list, GROUPS))
-    )
-
-
 def test_a_group_longer_than_the_budget_of_tokens_is_not_held_whole():
     tokens = sum(TOKENS.num_tokens[at] for at in GROUPS[0])
     assert not runner(tokens=tokens // 2).holds_each(TOKENS, GROUPS)

@@ -185,46 +185,35 @@ def test_logits_that_are_not_numbers_skip_the_step():
     assert re.match(r"log_ratios of trajectory 'lease/\d+'\[0\] is nan", result.skip_detail or "")
 
 
-def test_a_step_skipped_for_its_weights_leaves_the_state_alone():
-    model = seeded_model(llama)
-    groups = sampled_groups(model)
-    update = PolicyUpdate(model, make_spec(), PAD)
-    update.step(groups, policy_version=9)
-    parameters, moments = flat(model), first_moments(update).clone()
-    forged = [
-        [replace(one, rollout_logprobs=(-math.inf, -1.0, -1.0)) for one in four_weights(model)]
-    ]
-    assert update.step(forged, policy_version=9).skipped is SkipReason.NON_FINITE_WEIGHT
-    assert torch.equal(flat(model), parameters)
-    assert torch.equal(first_moments(update), moments)
+def with_impossible_weights(model, groups):
+    return [[replace(one, rollout_logprobs=(-math.inf, -1.0, -1.0)) for one in four_weights(model)]]
 
 
-def test_a_gradient_that_is_not_finite_skips_the_step_and_leaves_the_moments_alone():
-    model = seeded_model(llama)
-    groups = sampled_groups(model)
-    update = PolicyUpdate(model, make_spec(baseline="groupMean"), PAD)
-    update.step(groups, policy_version=9)
-    parameters, moments = flat(model), first_moments(update).clone()
+def with_an_infinite_gradient(model, groups):
     model.lm_head.weight.register_hook(lambda gradient: gradient * math.inf)
-    result = update.step(groups, policy_version=9)
-    assert (result.skipped, result.learning_rate_scale, result.gradient_norm) == (
-        SkipReason.NON_FINITE_GRADIENT,
-        0.0,
-        0.0,
-    )
-    assert torch.equal(flat(model), parameters)
-    assert torch.equal(first_moments(update), moments)
+    return groups
 
 
-def test_a_batch_of_equal_rewards_is_skipped_and_moves_nothing():
+def with_equal_rewards(model, groups):
+    return [with_rewards(group, [0.1] * 4) for group in groups]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (with_impossible_weights, SkipReason.NON_FINITE_WEIGHT),
+        (with_an_infinite_gradient, SkipReason.NON_FINITE_GRADIENT),
+        (with_equal_rewards, SkipReason.NO_GRADIENT),
+    ],
+)
+def test_a_step_that_is_skipped_moves_neither_parameters_nor_moments(spoil, reason):
     model = seeded_model(llama)
-    spec = with_optimizer(make_spec(), weight_decay=0.1)
-    update = PolicyUpdate(model, spec, PAD)
+    update = PolicyUpdate(model, with_optimizer(make_spec(), weight_decay=0.1), PAD)
     groups = sampled_groups(model)
     update.step(groups, policy_version=9)
     parameters, moments = flat(model), first_moments(update).clone()
-    result = update.step([with_rewards(g, [0.1] * 4) for g in groups], policy_version=9)
-    assert (result.skipped, result.learning_rate_scale) == (SkipReason.NO_GRADIENT, 0.0)
+    result = update.step(spoil(model, groups), policy_version=9)
+    assert (result.skipped, result.learning_rate_scale) == (reason, 0.0)
     assert torch.equal(flat(model), parameters)
     assert torch.equal(first_moments(update), moments)
 

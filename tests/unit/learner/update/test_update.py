@@ -238,9 +238,6 @@ STEPS_TO_CRITICAL = 5
 """The first step with a level."""
 
 
-KEEPS_RATE = ({"enabled": False},)
-
-
 def spec(**health):
     return make_spec().model_copy(update={"health": Health.model_validate(health)})
 
@@ -270,9 +267,8 @@ def test_a_run_that_gets_critical_goes_on_at_half_its_rate():
     assert factors == [1.0, 1.0, 1.0, 1.0, 0.5]
 
 
-@pytest.mark.parametrize("settings", KEEPS_RATE)
-def test_the_spec_may_keep_the_rate(settings):
-    health = critical_health(**settings)
+def test_the_spec_may_keep_the_rate():
+    health = critical_health(enabled=False)
     assert (health.level, health.backoff.factor) == (WarningLevel.CRITICAL, 1.0)
 
 
@@ -283,9 +279,8 @@ def test_a_restored_run_is_as_critical_and_as_slow_as_before():
     assert restored.backoff == health.backoff == RateBackoff(factor=0.5, age_steps=0)
 
 
-@pytest.mark.parametrize("settings", KEEPS_RATE)
-def test_a_run_that_resumes_with_a_spec_that_keeps_the_rate_has_its_whole_rate_again(settings):
-    health = RunHealth(spec(**settings))
+def test_a_run_that_resumes_with_a_spec_that_keeps_the_rate_has_its_whole_rate_again():
+    health = RunHealth(spec(enabled=False))
     health.load_state_dict(critical_health().state_dict())
     assert (health.level, health.backoff.factor) == (WarningLevel.CRITICAL, 1.0)
 
