@@ -6,7 +6,6 @@ from itertools import chain
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
     Gemma2Config,
     Gemma2ForCausalLM,
@@ -27,6 +26,7 @@ from transformers import (
 )
 
 from tests.fixtures.families import family as family_of
+from tests.fixtures.learner.largest_tensor import LargestTensor
 from tests.fixtures.learner.models import PAD, VOCABULARY, own_logprobs, sampled_groups
 from tests.fixtures.learner.updates import expected_gradient, gradient_of_step, make_spec
 from vcpo.api.algorithm import RowLayout
@@ -133,21 +133,6 @@ def test_trajectories_of_one_row_are_kept_apart(family):
     model = build(family)
     select_attention(model, Attention.VARLEN, packs=True)
     require_kept_apart(PolicyNetwork(model), packs=True)
-
-
-class LargestTensor(TorchDispatchMode):
-    """Numbers in the largest tensor that any operation returns."""
-
-    def __init__(self):
-        super().__init__()
-        self.numel = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        found = func(*args, **(kwargs or {}))
-        for each in torch.utils._pytree.tree_leaves(found):
-            if isinstance(each, torch.Tensor):
-                self.numel = max(self.numel, each.numel())
-        return found
 
 
 def largest_tensor(family, wanted, *, packs):

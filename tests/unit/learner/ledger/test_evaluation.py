@@ -4,17 +4,11 @@ import pytest
 
 from tests.fixtures.learner.dispatcher import (
     TIMEOUT_S,
-    ManualClock,
     make_run,
     make_trajectories,
     prompts,
 )
 from vcpo_learner.ledger.evaluation import EvaluationResult, EvaluationRound
-
-
-@pytest.fixture
-def clock():
-    return ManualClock()
 
 
 @pytest.fixture

@@ -1,10 +1,20 @@
-"""The host sets the lag limit; a warning and a rollback lower it, and only the host raises it."""
+"""How far back work may reach: the lag limit, what it drops, and leases beyond need."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.fixtures.learner.dispatcher import dispatcher_fixture
+from tests.fixtures.learner.dispatcher import (
+    DispatcherFixture,
+    dispatcher_fixture,
+    make_partial_response,
+    make_trajectories,
+    work_request,
+)
 from vcpo.algo.health.early_warning import WarningLevel
 from vcpo.algo.health.guards import Rollbacks
 from vcpo_learner.ledger.lag_limit import LagLimit, limit_from_message, limit_to_message
@@ -104,3 +114,138 @@ def test_the_limit_is_never_above_what_the_host_set_last_nor_above_the_bound(hap
             host = each
             dispatcher.throttle(each)
         assert 0 <= dispatcher.lag_limit_steps <= min(host, BOUND)
+
+
+BATCH = 4
+"""Trajectories of a step: two prompts of two."""
+
+
+@dataclass
+class SaturatedRun(DispatcherFixture):
+    """Workers complete every lease at once; the learner then takes a step."""
+
+    lags: list[int] = field(default_factory=list)
+    """Age of the oldest token of each batch, in policy versions."""
+
+    async def complete_all(self) -> None:
+        dispatcher = self.dispatcher
+        version = dispatcher.policy_version
+        for assignment in await dispatcher.lease(work_request(held=version), wait_s=0):
+            self.submit(assignment, versions=(version,))
+
+    async def step(self) -> None:
+        await self.complete_all()
+        dispatcher = self.dispatcher
+        batch = await dispatcher.next_batch()
+        oldest = min(group.oldest_step for group in batch)
+        self.lags.append(dispatcher.policy_version - oldest)
+        dispatcher.advance_version()
+
+    def dropped(self) -> dict[str, int]:
+        self.ledger.counts().check()
+        return dict(self.ledger.counts().dropped)
+
+
+@pytest.fixture
+async def run():
+    """A run in its steady state: each batch is as old as the spec allows."""
+    parts = dispatcher_fixture(steps=1000, algorithm={"maxPolicyLagSteps": 8})
+    run = SaturatedRun(**vars(parts))
+    for _ in range(12):
+        await run.step()
+    assert run.lags[8:] == [8] * 4
+    assert run.dropped() == {}
+    return run
+
+
+async def test_no_step_after_a_tightening_trains_on_what_the_limit_would_not_admit(run):
+    for limit in (4, 2, 1, 0):
+        run.dispatcher.throttle(limit)
+        run.lags.clear()
+        for _ in range(11):
+            await run.step()
+        assert run.lags == [limit] * 11
+
+
+@pytest.mark.parametrize(("limit", "num_batches"), [(7, 1), (4, 4), (2, 6), (0, 8)])
+async def test_a_tightening_costs_a_batch_for_each_version_that_it_takes_away(
+    run, limit, num_batches
+):
+    # Nine batches wait, sampled 8 to 0 versions ago, and take their turns one version apart.
+    await run.complete_all()
+    run.dispatcher.throttle(limit)
+    for _ in range(30):
+        await run.step()
+    assert run.dropped() == {"throttled": num_batches * BATCH}
+
+
+async def test_partial_responses_of_the_wider_limit_are_not_resumed(run):
+    dispatcher = run.dispatcher
+    dispatcher.throttle(2)
+    await run.step()
+    (lease, *_) = await dispatcher.lease(work_request(held=13), wait_s=0)
+    dispatcher.release("w", [lease.lease_id], [make_partial_response(9, 13)])
+    (again, *_) = await dispatcher.lease(work_request(held=13), wait_s=0)
+    assert again.partial_responses == ()
+
+
+# 2 prompts of 2 trajectories a step, lag limit 1: 8 trajectories can be used before the first step.
+SECTIONS = {
+    "steps": 100,
+    "batch": {"promptsPerStep": 2, "trajectoriesPerPrompt": 2, "overProvisionRatio": 2.0},
+}
+
+
+async def take_leases(fixture, **request):
+    return await fixture.dispatcher.lease(work_request(**request), wait_s=0)
+
+
+def submit(fixture, leases):
+    for lease in leases:
+        fixture.dispatcher.submit("w", lease.lease_id, make_trajectories(lease))
+
+
+async def test_more_is_granted_than_can_be_used_in_time():
+    assert len(await take_leases(dispatcher_fixture())) == 4
+    assert len(await take_leases(dispatcher_fixture(**SECTIONS))) == 6
+
+
+async def test_a_lease_that_cannot_be_used_in_time_is_preempted_and_none_before():
+    fixture = dispatcher_fixture(**SECTIONS)
+    leases = await take_leases(fixture)
+    submit(fixture, leases[:2])
+    # 4 accepted of the 8 that can be used: 4 and 4 more may be in flight, and 8 are.
+    assert fixture.ledger.preempted_leases("w") == []
+    submit(fixture, leases[2:3])
+    assert await fixture.dispatcher.next_batch()
+    # 6 accepted: 2 and 2 more may be in flight, and 6 are.
+    assert fixture.ledger.preempted_leases("w") == [leases[5].lease_id]
+    assert await take_leases(fixture) == []
+
+
+async def test_an_interrupted_response_is_resumed_after_the_step():
+    fixture = dispatcher_fixture(**SECTIONS)
+    leases = await take_leases(fixture)
+    submit(fixture, leases[:3])
+    await fixture.dispatcher.next_batch()
+    partial = make_partial_response(0, 0)
+    fixture.dispatcher.release("w", [leases[5].lease_id], [partial])
+    assert fixture.ledger.counts().dropped == {"surplus": 2}
+    fixture.dispatcher.policy_version = 1
+    resumed, *fresh = await take_leases(fixture, held=1)
+    assert (resumed.prompt_index, resumed.partial_responses) == (5, (partial,))
+    assert all(lease.partial_responses == () for lease in fresh)
+    # 6 accepted of 12: 6 and 4 more may be in flight, and 4 were.
+    assert len(fresh) == 2
+
+
+async def test_a_complete_group_whose_turn_comes_too_late_takes_no_place_of_others():
+    fixture = dispatcher_fixture(**SECTIONS)
+    # Six groups of version 0 at lag limit 1: the steps at versions 0 and 1 take four of them.
+    submit(fixture, await take_leases(fixture))
+    assert await take_leases(fixture) == []
+    assert fixture.ledger.counts().dropped == {"lag_exceeded": 4}
+    assert await fixture.dispatcher.next_batch()
+    fixture.dispatcher.policy_version = 1
+    # 8 accepted of 12: 4 and 4 more may be in flight, at once.
+    assert len(await take_leases(fixture, held=1)) == 4

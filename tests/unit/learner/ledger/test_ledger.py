@@ -10,7 +10,6 @@ from tests.fixtures.learner.dispatcher import (
     TIMEOUT_S,
     ManualClock,
     dispatcher_fixture,
-    make_ledger,
     make_partial_response,
     make_trajectories,
     make_trajectory,
@@ -78,16 +77,6 @@ async def test_a_request_is_given_up_when_its_worker_asks_again():
 
 UNDER_WAY = make_partial_response(0, 1)
 COMPLETE = make_partial_response(1, finish_reason=FinishReason.STOP, number=1)
-
-
-@pytest.fixture
-def clock():
-    return ManualClock()
-
-
-@pytest.fixture
-def ledger(clock):
-    return make_ledger(clock)
 
 
 def grant_one(ledger, *, version=1, **limits):

@@ -6,7 +6,6 @@ import pytest
 
 from tests.fixtures.learner.dispatcher import (
     TIMEOUT_S,
-    ManualClock,
     make_ledger,
     make_partial_response,
     make_run,
@@ -17,16 +16,6 @@ from vcpo.records.reasons import DropReason
 from vcpo.wire.errors import InvalidMessageError
 from vcpo_learner.ledger.evaluation import EvaluationRound
 from vcpo_learner.ledger.lease import Purpose
-
-
-@pytest.fixture
-def clock():
-    return ManualClock()
-
-
-@pytest.fixture
-def ledger(clock):
-    return make_ledger(clock)
 
 
 def grant(ledger, count=1, **details):

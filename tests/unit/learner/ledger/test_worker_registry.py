@@ -1,17 +1,11 @@
 import pytest
 
-from tests.fixtures.learner.dispatcher import ManualClock
 from vcpo.records.reasons import SetAsideCause
 from vcpo.records.weight_updates import WeightUpdates
 from vcpo_learner.ledger.worker_registry import (
     WORKER_LOST_AFTER_S,
     WorkerRegistry,
 )
-
-
-@pytest.fixture
-def clock():
-    return ManualClock()
 
 
 @pytest.fixture

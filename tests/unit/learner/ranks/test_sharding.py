@@ -1,10 +1,9 @@
 """Which modules are cut over ranks, and gathered while they compute."""
 
 import pytest
-import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.fixtures.learner.largest_tensor import LargestTensor
 from tests.fixtures.learner.ranks import run_ranks
 from vcpo.api.optimizer import Optimizer
 from vcpo.api.workloads import Precision
@@ -48,21 +47,6 @@ def test_layers_that_share_parameters_are_refused_with_the_cure():
 def test_a_model_that_names_no_layers_is_refused_with_the_cure():
     with pytest.raises(StartError, match=r"Linear does not name its decoder layers .* one rank"):
         decoder_layers(nn.Linear(1, 1))
-
-
-class LargestTensor(TorchDispatchMode):
-    """Numbers in the largest tensor that any operation returns."""
-
-    def __init__(self):
-        super().__init__()
-        self.numel = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        found = func(*args, **(kwargs or {}))
-        for each in torch.utils._pytree.tree_leaves(found):
-            if isinstance(each, torch.Tensor):
-                self.numel = max(self.numel, each.numel())
-        return found
 
 
 def exchanged(ranks):

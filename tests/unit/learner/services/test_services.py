@@ -7,8 +7,6 @@ from dataclasses import replace
 import grpc
 import pytest
 import pytest_asyncio
-import safetensors.torch
-import torch
 
 from tests.fixtures.learner.dispatcher import (
     INCARNATION,
@@ -17,7 +15,6 @@ from tests.fixtures.learner.dispatcher import (
     make_trajectory,
 )
 from tests.fixtures.rollout.worker import learner_fixture, serve_services
-from tests.fixtures.weight_changes import prepare
 from vcpo.learner_control import LearnerControl
 from vcpo.records.reasons import SetAsideCause
 from vcpo.wire.errors import set_aside_error
@@ -27,7 +24,6 @@ from vcpo.wire.v1 import control_pb2_grpc, policy_pb2, policy_pb2_grpc, work_pb2
 from vcpo_learner.services.bounds import ResponseBounds
 from vcpo_learner.services.control import ControlService
 from vcpo_learner.services.work import WorkService
-from vcpo_learner.telemetry.signals import SignalWindow
 
 
 @pytest_asyncio.fixture
@@ -224,22 +220,6 @@ async def test_partial_responses_that_cannot_be_resumed_are_refused(fixture, cha
     assert caught.value.details().startswith(problem)
 
 
-async def test_every_worker_is_told_the_same_files_whatever_it_holds(fixture):
-    for version in (1, 2):
-        weight = torch.zeros(1000)
-        weight[version] = 1.0
-        payload = safetensors.torch.save({"weight": weight})
-        fixture.store.publish(prepare(fixture.store, version, payload))
-    stub = policy_pb2_grpc.PolicyServiceStub(fixture.channel)
-    ask = policy_pb2.GetManifestRequest(
-        worker_id="w", held_policy_version=1, held_incarnation=INCARNATION
-    )
-    told = await stub.GetManifest(ask, timeout=5)
-    assert told == await stub.GetManifest(policy_pb2.GetManifestRequest(worker_id="v"), timeout=5)
-    assert told == fixture.store.newest.manifest
-    assert [(each.base_policy_version, each.policy_version) for each in told.deltas] == [(1, 2)]
-
-
 async def test_a_process_that_was_set_aside_hears_the_cause_and_the_next_one_works(fixture):
     stub = work_pb2_grpc.WorkServiceStub(fixture.channel)
     await stub.Lease(lease_request(), timeout=5)
@@ -256,9 +236,7 @@ async def test_a_limit_that_changes_is_an_event_with_its_reason():
     fixture, events = dispatcher_fixture(algorithm={"maxPolicyLagSteps": 8}), []
     service = ControlService(
         dispatcher=fixture.dispatcher,
-        signals=SignalWindow(
-            batch_trajectories=4, dispatcher=fixture.dispatcher, clock=fixture.clock
-        ),
+        signals=fixture.signal_window(),
         drain=lambda reason: None,
         event=lambda *event: events.append(event),
     )

@@ -11,7 +11,6 @@ from vcpo.metrics.step_gauges import GAUGES
 from vcpo.wire.phase import RunPhase
 from vcpo_learner.ledger.worker_registry import WORKER_LOST_AFTER_S
 from vcpo_learner.telemetry.gauges import LearnerGauges
-from vcpo_learner.telemetry.signals import SignalWindow
 
 
 @pytest.fixture
@@ -21,11 +20,7 @@ def fixture():
 
 @pytest.fixture
 def gauges(fixture):
-    signals = SignalWindow(
-        batch_trajectories=4,
-        dispatcher=fixture.dispatcher,
-        clock=fixture.clock,
-    )
+    signals = fixture.signal_window()
     return LearnerGauges(LearnerMetrics(run="run"), dispatcher=fixture.dispatcher, signals=signals)
 
 

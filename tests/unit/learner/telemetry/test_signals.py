@@ -5,7 +5,6 @@ from tests.fixtures.records import step_record
 from vcpo.learner_control import run_signals
 from vcpo.records.reasons import DropReason, SetAsideCause
 from vcpo.wire.v1 import work_pb2
-from vcpo_learner.telemetry.signals import SignalWindow
 
 
 @pytest.fixture
@@ -15,15 +14,7 @@ def fixture():
 
 @pytest.fixture
 def signals(fixture):
-    return signal_window(fixture)
-
-
-def signal_window(fixture):
-    return SignalWindow(
-        batch_trajectories=4,
-        dispatcher=fixture.dispatcher,
-        clock=fixture.clock,
-    )
+    return fixture.signal_window()
 
 
 async def submit_groups(fixture, count):

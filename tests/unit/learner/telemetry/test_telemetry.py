@@ -21,7 +21,6 @@ from vcpo.records.journal import Metrics
 from vcpo.records.step_record import update_fields
 from vcpo.report.recorded_run import recorded_signals
 from vcpo_learner.telemetry.gauges import LearnerGauges
-from vcpo_learner.telemetry.signals import SignalWindow
 from vcpo_learner.telemetry.streaks import streak_fields, window_fields
 from vcpo_learner.update.policy_update import PolicyUpdate
 from vcpo_operator.observed.status import Numbers
@@ -111,11 +110,7 @@ def steps():
 def learner(steps):
     """What the learner tells after the steps: its message, and its metrics by name."""
     fixture = dispatcher_fixture()
-    window = SignalWindow(
-        batch_trajectories=4,
-        dispatcher=fixture.dispatcher,
-        clock=fixture.clock,
-    )
+    window = fixture.signal_window()
     metrics = LearnerMetrics(run="r")
     gauges = LearnerGauges(metrics, dispatcher=fixture.dispatcher, signals=window)
     for step in steps:

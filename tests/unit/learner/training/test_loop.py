@@ -1,7 +1,6 @@
 """The training loop with a worker that responds at once and an update that only counts."""
 
 import asyncio
-import time
 from dataclasses import replace
 
 import pytest
@@ -171,26 +170,6 @@ async def test_behavior_and_target_policy_are_compared_again_after_a_resume(make
         await learner.run(until_step=until_step)
     kinds = [event.kind for event in read_events(tmp_path)]
     assert kinds.count("SelfCheck") == 2
-
-
-async def test_a_step_is_given_responses_of_its_own_version_that_arrived_beside_its_batch(
-    make_learner,
-):
-    learner = make_learner(algorithm={"maxPolicyLagSteps": 4})
-    learner.update.wanted_fresh_tokens = 3
-    begin = learner.update.begin
-
-    def begin_slowly(groups, *, policy_version):
-        while learner.accepted() < 12:  # all that the run will need
-            time.sleep(0.001)
-        return begin(groups, policy_version=policy_version)
-
-    learner.update.begin = begin_slowly
-    await learner.run()
-    first, *later = learner.update.newest
-    # Everything was sampled by version 0: the later steps have nothing of their own.
-    assert [one.num_fresh_tokens(0) for one in first] == [1, 1, 1]
-    assert later == [[], []]
 
 
 async def test_what_goes_wrong_in_a_round_beside_training_ends_the_run(make_learner):

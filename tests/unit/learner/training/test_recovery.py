@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 
 from tests.fixtures.learner.dispatcher import make_trajectory, work_request
-from vcpo.records.journal import METRICS_FILE, read_events, read_metrics
+from vcpo.records.journal import METRICS_FILE, read_events
 from vcpo.wire.phase import RunPhase
 from vcpo.wire.versions import step_of, version_of
 from vcpo_learner.checkpoints.manifest import CheckpointError
@@ -50,27 +50,6 @@ def trained_on(learner):
 
 def told(tmp_path, kind):
     return [event.message for event in read_events(tmp_path) if event.kind == kind]
-
-
-async def test_the_groups_of_steps_that_no_checkpoint_has_are_trained_on_once_more(
-    make_learner, tmp_path
-):
-    first = make_learner(steps=4)
-    lost = trained_on(first)
-    await killed(dies_before(first, 2))
-    later = make_learner(steps=4)
-    steps = trained_on(later)
-    assert later.training.resume() == 0
-    waiting = later.dispatcher.ledger.counts()
-    assert waiting.consumed == 0
-    assert waiting.buffered >= 12, "two steps, and the batch that killed it"
-    (message,) = told(tmp_path, "Resumed")
-    assert message.startswith("without a checkpoint, as version 1000000000; ")
-    assert await later.run() is RunPhase.COMPLETE
-    again = [each for _, batch in steps for each in batch]
-    assert {each for _, batch in lost for each in batch} <= set(again)
-    assert set(Counter(again).values()) == {1}
-    assert [step.step for step in read_metrics(tmp_path).steps] == [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize(
