@@ -2,13 +2,9 @@
 
 A linear layer W [rows, columns] becomes W + (alpha / rank) B A with A [rank, columns] random and B
 [rows, rank] zero, so the first version computes the same as the model without adapters. Only A and
-B are trained, published and kept in checkpoints. Their names in the model are
-`<layer>.lora_A.default.weight` and `<layer>.lora_B.default.weight`.
-
-In a mixture of experts the layers of its MLPs get none. Transformers holds all experts of a layer
-in one tensor, and peft takes names such as `up_proj`, there and in shared experts and dense layers,
-for a part of that tensor. Its adapters would have a form that neither workers nor vLLM know, and a
-file of adapters would be read as such.
+B are trained, published and kept in checkpoints. In a mixture of experts the layers of its MLPs get
+none: transformers holds all experts of a layer in one tensor, and peft's adapters of a part of it
+would have a form that neither workers nor vLLM know.
 
 Source: LoRA, arXiv 2106.09685; layers and initialization of the peft library.
 """

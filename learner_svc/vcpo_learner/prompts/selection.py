@@ -1,12 +1,5 @@
 """A prompt source that chooses from a pool the prompts with the most to learn from.
 
-```
-    pool 0..n-1  --- 16 at random, none in flight ---> candidates --- best of them ---> granted
-                                                                        ^                  |
-                                                                        | rewards          v
-                                                         teacher <------+------- group complete
-```
-
 A choice compares a few random candidates only. If it compared the whole pool, the same prompt would
 be granted again and again. A prompt in flight is not a candidate, because its rewards are not known
 yet: choosing it again would be a choice without new evidence.

@@ -1,10 +1,5 @@
 """The gradient of a sharded model, slot by slot, from sums over the trajectories of all ranks.
 
-```
-rank 0   sums of offset_i G_i, and of G_i by group  -+-> reduce-scatter: each rank has its rows of
-rank 1   the same over other trajectories           -+                   the sums over all
-```
-
 A slot's sums leave a rank as soon as the backward pass has handed over the slot's last use. They
 travel while the pass goes on, and are taken when those of the next slot leave, so two slots at a
 time are in memory whole, in float32. A group's sums stay open by shard until its slope is known.

@@ -1,17 +1,11 @@
 """Micro-steps: which rank runs which trajectories at a time. Pure, and equal on all ranks.
 
 A micro-step is one pass of the model on every rank at once. Sharded parameters are gathered for it
-by all ranks together, so every rank takes part in every micro-step, also if it has no trajectory.
-
-```
-replica 0  shard 0   [ g0 g0 g2 ]  [ g5 part ]  [ g5 part ]      a group stays in one replica and
-           shard 1   [ g0 g2 g2 ]  [ g5 part ]  [ g5 part ]      spreads over its shards; a large
-replica 1  shard 0   [ g1 g1    ]  [ g3 g4   ]  [  idle   ]      one over several micro-steps
-           shard 1   [ g1 g1    ]  [ g3 g4   ]  [  idle   ]
-```
+by all ranks together, so every rank takes part in every micro-step, also if it has no trajectory. A
+group stays in one replica and spreads over its shards; a large one over several micro-steps.
 
 Trajectories of similar length run together: there is little padding, and the ranks of a micro-step
-have similar work. Every rank computes the same schedule from the same lengths.
+have similar work.
 """
 
 from __future__ import annotations

@@ -1,18 +1,11 @@
 """Publishes versions of the policy beside the steps, one after another.
 
-```
-step n ends   compare n   | step n+1 ............................ | compare n+1 | step n+2
-              tensor      | tensor thread                         | waits for n
-              thread      | delta, checksums, files of n -> announced
-```
-
 A step waits only while its parameters are compared with the version before, or copied if too many
 differ. A thread of its own makes the delta, patches the published set with it, computes the
 checksums and writes the files, and only then the version is announced: who hears of it can read it.
 
 With several ranks each of the first replica publishes its own rows, and rank 0 announces a version
-once all have reported that theirs are written. If a rank does not, the version is never announced:
-workers go on with the one before it, and the ranks have to start again.
+once all have reported that theirs are written. If a rank does not, the ranks have to start again.
 """
 
 from __future__ import annotations

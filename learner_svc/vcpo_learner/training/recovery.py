@@ -1,13 +1,7 @@
 """Resumes a run: from its newest intact checkpoint, and from the redo log after it.
 
-```
-checkpoint of step s    parameters, ledger      log    what was leased and accepted since then
-        |                                        |
-        +--> parameters of step s                |
-        +--> the ledger that was lost <----------+     but for the steps: their groups wait again
-```
-
-The learner goes on from step s. It publishes the parameters as a version of its own
+The learner goes on from step s of the checkpoint, with the ledger that was lost but for the steps:
+their groups wait again. It publishes the parameters as a version of its own
 (`vcpo.wire.versions`), because those of the steps that are lost named other parameters.
 """
 

@@ -1,16 +1,9 @@
 """Rolls a run back: its model and optimizer become those of the last good checkpoint.
 
-```
-step n ends   its guards say: roll back
-              parameters, moments and state of the update  <-  checkpoint s
-              version n is published with them, as after any other step
-              a checkpoint of step n is written, so that a restart does not undo it
-```
-
-Nothing else goes back. The version, the ledger, the prompts and the journal go on with step n + 1,
-so no response is trained on twice, and what the run does next has other data and half of the rate.
-Responses that the given-up weights sampled are not trained on: those that wait are dropped, and
-`LagLimit` keeps out those that arrive.
+The next version is published with them, and a checkpoint of the present step is written, so that a
+restart does not undo it. The version, the ledger, the prompts and the journal go on, so no response
+is trained on twice. Responses that the given-up weights sampled are not trained on: those that wait
+are dropped, and `LagLimit` keeps out those that arrive.
 """
 
 from __future__ import annotations

@@ -1,14 +1,12 @@
 r"""The replay buffer: responses to each prompt that may be trained on again.
 
 An objective that is valid off policy without importance weights (trajectory balance) can use a
-response more than once. The buffer keeps the latest responses to each prompt, each token sequence
-once. It draws a group one response at a time, without replacement:
+response more than once. A group is drawn one response at a time, without replacement:
 
     with probability q          uniformly among the responses of the most recent policy version,
     otherwise                   with probability proportional to exp(R / T) among all of them.
 
-When the most recent responses are all drawn, the reward alone decides. A group has the requested
-size unless the prompt has fewer responses. The age of a response is the age of its oldest token.
+When the most recent responses are all drawn, the reward alone decides.
 
 Source: TBA, "Trajectory Balance with Asynchrony", arXiv 2503.18929 (the two draws). There the age
 of a response is that of the searchers' last synchronization; here it is exact, by version.

@@ -1,11 +1,5 @@
 """The worker: leases prompts, generates and judges responses, submits them, and shuts down.
 
-```
-lease ---> prompt ---> engine (many sequences at a time) ---> reward ---> submit
-  ^                                                                          |
-  +---- the worker asks for as many trajectories as it has free slots <------+
-```
-
 No other process waits for a worker. It may join late, stop responding or be killed: its leases
 expire, or the worker or the process that saw it die releases them. Before a shutdown, and before a
 lease expires, the worker interrupts what it cannot finish. It releases the lease with the tokens

@@ -1,12 +1,8 @@
 """The engine that runs on any machine: `transformers` in one thread of the worker's process.
 
-The thread owns the model and its state; coroutines send it commands and await futures.
-
-    generate, interrupt,  --commands-->  thread: take commands, admit, step, resolve futures
-    swap_weights, close   <--futures---
-
-Lifecycle: the engine serves until `close`, or until its thread fails. In both cases every open
-future fails with EngineError, and so does every later call: no caller waits for an ended thread.
+The thread owns the model and its state; coroutines send it commands and await futures. It serves
+until `close`, or until its thread fails. Then every open future fails with EngineError, and so does
+every later call: no caller waits for an ended thread.
 """
 
 from __future__ import annotations

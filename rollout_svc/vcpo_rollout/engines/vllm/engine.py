@@ -3,15 +3,10 @@
     generate      --> AsyncLLM --> scheduler, model        (vLLM does the continuous batching)
     swap_weights  --> pause, keeping sequences --> load (`loaders`) --> label --> resume
 
-A pause falls between two decoding steps. With `kvCache: recompute` it clears all keys and values.
-vLLM then reads running sequences again with the new weights: the log-probability of a token equals
-that of a full forward pass with the version that labels it. With `keep` running sequences go on
-with the keys and values that they have, and their further tokens say how old these may be. A salt
-for each version keeps others from reading them: vLLM shares a prefix among requests of one salt.
-
-Lifecycle: the engine serves until `close`, until vLLM's processes end, or until a swap fails
-half-way and the weights are unknown. In each case every open call raises EngineError, and so does
-every later one. vLLM's processes end with this process, however it ends (`vllm.worker`).
+A pause falls between two decoding steps. docs/inside/operator-and-workers.md says what becomes of
+keys and values. The engine serves until `close`, until vLLM's processes end, or until a swap fails
+half-way and the weights are unknown. Then every open call raises EngineError, and so does every
+later one. vLLM's processes end with this process, however it ends (`vllm.worker`).
 """
 
 from __future__ import annotations
