@@ -189,10 +189,6 @@ _SKIPS: Final[dict[str, tuple[str, str]]] = {
         "the ESS ratio is too small a share of the on-policy ratio",
         "a smaller algorithm.maxPolicyLagSteps, optimizer.learningRate or algorithm.refuseBelow",
     ),
-    SkipReason.HIGH_DIVERGENCE: (
-        "behavior and target policy are too far apart",
-        "a smaller algorithm.maxPolicyLagSteps, or the same precision for both",
-    ),
     SkipReason.NON_FINITE_WEIGHT: (
         "an importance weight is not a number",
         "the same precision for rollout and learner, or a smaller algorithm.maxPolicyLagSteps",

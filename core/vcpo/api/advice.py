@@ -101,6 +101,6 @@ def _about_data(algorithm: Algorithm, config: LossConfig) -> Iterator[str]:
 def _about_filter(config: LossConfig) -> Iterator[str]:
     if config.group_filter is GroupFilter.DYNAMIC_SAMPLING:
         yield (
-            "groupFilter 'informative' (dynamic sampling) waits for groups whose rewards differ: if"
-            " the model solves all prompts or none, no step is taken; 'none' takes every group"
+            "dynamic sampling waits for groups whose rewards differ: if the"
+            " model solves all prompts or none, no step is taken"
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import replace
 from enum import StrEnum
@@ -22,7 +21,6 @@ from vcpo.algo.methods import (
     LOSS_CONFIGS,
     SETTINGS,
     Aggregation,
-    GroupFilter,
     KLPenalty,
     LossConfig,
     Method,
@@ -90,10 +88,6 @@ class Algorithm(Section):
     aggregation: Aggregation | None = None
     """How token terms are averaged into the loss: `sequenceMean`, `tokenMean`, `sequenceSum`, or
     `constant` (divided by `sampling.maxNewTokens`). If unset, the method's own."""
-    group_filter: GroupFilter | None = None
-    """Groups that are trained on: `none` takes all; `informative` is dynamic sampling: groups whose
-    rewards are all equal are dropped and other prompts are sampled. If unset, the method's own,
-    `informative` for `dapo`."""
     learning_rate_rule: LearningRateRule | None = None
     """How the learning rate of a step follows the ESS ratio: `sqrt` (for AdamW), `linear` (for
     SGD), `trustRegion` (the largest rate at which data of `maxPolicyLagSteps` keeps
@@ -116,9 +110,6 @@ class Algorithm(Section):
     refuse_below: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
     """Smallest ESS ratio of a step, as a share of the on-policy ratio. A step below it is skipped;
     0 skips none. Set it to protect a run from single bad batches."""
-    refuse_kl_above: Annotated[float, Field(gt=0.0, le=1e6)] | None = None
-    """Largest KL divergence of a step, KL(behavior || target) in nats per token. A step above it is
-    skipped. If unset, no step is skipped for it. Set it to protect a run from stale batches."""
 
     @property
     def loss_config(self) -> LossConfig:
@@ -162,7 +153,6 @@ class Algorithm(Section):
             dead_band=self.dead_band,
             target_ess_ratio=1.0 if region is None else region.target_ess_ratio,
             refuse_below=self.refuse_below,
-            refuse_kl_above=math.inf if self.refuse_kl_above is None else self.refuse_kl_above,
         )
 
     @model_validator(mode="after")
@@ -232,7 +222,6 @@ _STAGES: Final = (
     "baseline",
     "baseline_scope",
     "aggregation",
-    "group_filter",
     "learning_rate_rule",
 )
 """The stages of a `LossConfig` that fields of the same name replace."""

@@ -31,8 +31,6 @@ class SkipReason(StrEnum):
     """The gradient or its norm is not a number."""
     LOW_ESS = "low_ess"
     """The ESS ratio is below the share of the on-policy ratio that `refuseBelow` allows."""
-    HIGH_DIVERGENCE = "high_divergence"
-    """The KL divergence from behavior to target policy is above `refuseKlAbove`."""
     NO_GRADIENT = "no_gradient"
     """No trajectory has a gradient, for example when the rewards of every prompt are equal."""
 

@@ -404,6 +404,6 @@ class PolicyUpdate:
 def _skip_reason(verdict: StepVerdict, gradient_norm: float) -> SkipReason | None:
     if not math.isfinite(gradient_norm):
         return SkipReason.NON_FINITE_GRADIENT
-    if verdict.refusal in {RefusalReason.LOW_ESS, RefusalReason.HIGH_DIVERGENCE}:
+    if verdict.refusal is RefusalReason.LOW_ESS:
         return SkipReason(verdict.refusal)
     return SkipReason.NO_GRADIENT if gradient_norm == 0.0 else None

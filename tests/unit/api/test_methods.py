@@ -1,12 +1,10 @@
-import math
-
 import pytest
 from pydantic import ValidationError
 
 from vcpo.algo.advantage import BaselineScope
 from vcpo.algo.baseline import Baseline
 from vcpo.algo.ess.learning_rate import LearningRateRule
-from vcpo.algo.methods import LOSS_CONFIGS, Clipping, GroupFilter, Method
+from vcpo.algo.methods import LOSS_CONFIGS, Clipping, Method
 from vcpo.api.algorithm import Algorithm
 from vcpo.api.errors import problems_of
 
@@ -34,11 +32,6 @@ def test_what_is_given_replaces_the_methods_own():
     assert (config.baseline, config.clip_low, config.clip_high) == (Baseline.OPOB, 0.2, 0.28)
     assert config.learning_rate_rule is LearningRateRule.SQRT
     assert config.clipping is Clipping.CLIP
-
-
-def test_a_filter_can_be_switched_off():
-    config = algorithm(method="dapo", groupFilter="none").loss_config
-    assert config.group_filter is GroupFilter.NONE
 
 
 def test_a_number_that_the_method_does_not_read_is_refused_with_those_that_it_does():
@@ -82,9 +75,8 @@ def test_a_baseline_of_the_users_own_spans_the_group_or_the_batch():
 
 
 def test_limits_of_a_step_come_from_the_spec():
-    limits = algorithm(deadBand=0.25, refuseBelow=0.1, refuseKlAbove=0.5).step_limits
-    assert (limits.dead_band, limits.refuse_below, limits.refuse_kl_above) == (0.25, 0.1, 0.5)
-    assert algorithm().step_limits.refuse_kl_above == math.inf
+    limits = algorithm(deadBand=0.25, refuseBelow=0.1).step_limits
+    assert (limits.dead_band, limits.refuse_below) == (0.25, 0.1)
 
 
 def test_the_trust_region_has_the_horizon_of_the_largest_lag_and_the_target_of_the_spec():

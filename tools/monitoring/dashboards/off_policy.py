@@ -269,7 +269,7 @@ _DID_IT_HELP: Final = Row(
         Panel(
             id=62,
             title="Steps without an update",
-            text="`no_gradient`: all rewards are equal. `low_ess`, `high_divergence`, "
+            text="`no_gradient`: all rewards are equal. `low_ess`, "
             "`early_warning`: limits of the spec refuse them. `non_finite_*`: a number is "
             "broken.",
             unit=AxisUnit.SHARE,

@@ -42,8 +42,6 @@ class RefusalReason(StrEnum):
     """The ESS ratio, the KL divergence or the gradient norm is NaN or infinite."""
     LOW_ESS = "low_ess"
     """The ESS ratio is too low, compared with the on-policy ratio."""
-    HIGH_DIVERGENCE = "high_divergence"
-    """The KL divergence per token between behavior and target policy is too high."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,9 +61,6 @@ class StepLimits:
     refuse_below: float = 0.0
     """Share of the on-policy ESS ratio, in [0, 1), below which a step is refused; 0: never."""
 
-    refuse_kl_above: float = math.inf
-    """KL(behavior || target), nats per token, above which a step is refused."""
-
     def __post_init__(self) -> None:
         if not 0.0 < self.target_ess_ratio <= 1.0:
             raise ValueError(f"target_ess_ratio is {self.target_ess_ratio}: give a share in (0, 1]")
@@ -75,8 +70,6 @@ class StepLimits:
                 raise ValueError(
                     f"{name} is {value}: give a share of the on-policy ratio in [0, 1)"
                 )
-        if not self.refuse_kl_above > 0.0:
-            raise ValueError(f"refuse_kl_above is {self.refuse_kl_above}: give nats above 0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,8 +113,6 @@ def judge_step(
         scale = learning_rate_scale(left, whole, limits.rule)
     if ess_ratio < limits.refuse_below * on_policy_ess_ratio:
         return StepVerdict(scale=0.0, refusal=RefusalReason.LOW_ESS)
-    if kl_per_token is not None and kl_per_token > limits.refuse_kl_above:
-        return StepVerdict(scale=0.0, refusal=RefusalReason.HIGH_DIVERGENCE)
     return StepVerdict(scale=scale)
 
 

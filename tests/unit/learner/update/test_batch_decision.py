@@ -109,13 +109,6 @@ def test_a_batch_that_lost_too_much_is_refused_and_not_damped():
     assert (verdict.scale, verdict.refusal) == (0.0, RefusalReason.LOW_ESS)
 
 
-def test_a_divergence_beyond_the_bound_is_refused():
-    verdict = decision_on(
-        [[summary_row(reward=1.0), summary_row()]], kl_per_token=0.3, refuseKlAbove=0.2
-    ).verdict
-    assert verdict.refusal is RefusalReason.HIGH_DIVERGENCE
-
-
 def test_equal_rewards_give_advantages_of_exactly_zero():
     group = [summary_row(reward=0.1, weight=0.3), summary_row(reward=0.1, weight=1.7)]
     assert advantages_of(group) == [0.0, 0.0]
