@@ -105,18 +105,6 @@ async def test_certificates_that_somebody_spoilt_are_made_anew(operator):
     assert trusted(operator) == after["ca.crt"]
 
 
-async def test_a_deleted_secret_is_made_again_and_trusted_at_once(operator):
-    await operator.create()
-    await operator.settle()
-    before = await operator.client.get(SECRET)
-    await operator.client.delete(SECRET)
-    operator.now_s += PERIOD_S
-    await operator.settle()
-    after = content(await operator.client.get(SECRET))
-    assert after["ca.crt"] != content(before)["ca.crt"]
-    assert trusted(operator) == after["ca.crt"]
-
-
 async def test_a_secret_that_the_run_names_is_trusted_and_left_alone(operator):
     data = {"ca.crt": "authority", "tls.crt": "certificate", "tls.key": "key"}
     body = {"metadata": {"name": "mine"}, "stringData": data}

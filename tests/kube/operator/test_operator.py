@@ -6,13 +6,11 @@ import pytest
 
 from tests.fixtures.operator.operator import (
     DEFAULTS,
-    DEPLOYMENT,
     PODS,
     operator_fixture,
     signals,
     whole_operator,
 )
-from vcpo.wire.phase import RunPhase
 
 
 @pytest.fixture
@@ -103,30 +101,6 @@ async def test_a_change_after_a_forgotten_history_is_seen(fake_operator):
 NUM_ROUNDS = 20
 GROUP = {"name": "main", "minReplicas": 1, "maxReplicas": 4}
 REASON = "the ESS ratio is 25.0% of the on-policy ratio"
-
-
-async def test_a_change_by_hand_within_the_bounds_is_adopted(operator):
-    await operator.create(rollouts=[GROUP])
-    await operator.settle()
-    operator.connections.signals = signals()
-    for _ in range(NUM_ROUNDS):
-        operator.now_s += 5.0
-        await operator.client.merge_patch(DEPLOYMENT, {"spec": {"replicas": 3}})
-        await operator.reconcile()
-    assert await operator.replicas() == 3
-
-
-async def test_a_starving_learner_gets_another_worker_and_old_signals_change_nothing(operator):
-    await operator.create(rollouts=[GROUP])
-    await operator.settle()
-    operator.now_s += 60.0
-    starved = signals(learner_idle_ratio=0.6, ready_workers={"main": 1})
-    operator.connections.signals = starved.at_age(3600.0)
-    await operator.settle()
-    assert await operator.replicas() == 1
-    operator.connections.signals = starved
-    await operator.reconcile()
-    assert await operator.replicas() == 2
 
 
 async def test_a_run_that_does_not_change_costs_no_write(operator):
@@ -272,35 +246,3 @@ async def test_a_rolled_back_upgrade_leaves_nothing_that_waits(operator):
         await operator.settle()
     assert await uids(operator) == before
     assert (await operator.condition("UpToDate"))[:2] == ("True", "Current")
-
-
-@pytest.mark.parametrize(("policy", "image"), [("OnRestart", "learner:2"), ("Never", "learner:1")])
-async def test_a_run_that_resumes_has_the_pods_that_its_policy_says(operator, policy, image):
-    await operator.train(upgradePolicy=policy)
-    operator.restart_operator(UPGRADED)
-    operator.connections.signals = None
-    await operator.edit(suspend=True)
-    await operator.settle()
-    await operator.edit(suspend=False)
-    await operator.settle()
-    assert await images(operator) == {image, "rollout:1"}
-
-
-async def test_more_steps_replace_no_pod_until_the_learner_has_taken_the_old_number(operator):
-    await operator.train()
-    before = await uids(operator)
-    await operator.edit(steps=20)
-    await operator.settle()
-    assert await uids(operator) == before
-    assert (await operator.condition("UpToDate"))[1] == "RevisionPending"
-    operator.connections.signals = signals(RunPhase.COMPLETE)
-    await operator.reconcile()
-    await operator.reconcile()  # the old learner's last signals are still the newest
-    await operator.settle()
-    assert not before & await uids(operator)
-    assert (await operator.condition("Complete"))[0] == "False"
-    operator.now_s += 2.0
-    await operator.start_pods()
-    operator.connections.signals = signals(RunPhase.COMPLETE, step=20)
-    await operator.settle()
-    assert (await operator.condition("Complete"))[0] == "True"

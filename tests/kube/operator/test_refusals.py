@@ -6,7 +6,6 @@ from tests.fakes.kubernetes.errors import forbidden
 from tests.fakes.kubernetes.faults import Fault
 from tests.fixtures.operator.operator import (
     DEPLOYMENT,
-    RUN,
     USER_AGENT,
     operator_fixture,
     run_body,
@@ -94,24 +93,6 @@ async def test_an_object_that_is_nobodys_is_left_as_it_is_until_its_owner_gives_
     assert owners == [run["metadata"]["uid"]]
     assert {"run.yaml", "ours"} <= set(taken["data"])
     assert (await operator.condition("Ready"))[1] == "Initializing"
-
-
-@pytest.mark.parametrize(("kept", "wanted", "used"), [(100, 50, "100Gi"), (10, 50, "50Gi")])
-async def test_a_claim_of_an_earlier_run_serves_the_next_one_and_grows(
-    operator, kept, wanted, used
-):
-    await operator.create(learner={"checkpointStorageGibibytes": kept})
-    await operator.settle()
-    await operator.client.merge_patch(f"{CLAIM}/status", {"status": {"phase": "Bound"}})
-    await operator.client.delete(RUN)
-    await operator.backend.wait_until_settled()
-    operator.restart_operator()
-    await operator.create(learner={"checkpointStorageGibibytes": wanted})
-    await operator.settle()
-    claim = await operator.client.get(CLAIM)
-    assert claim["spec"]["resources"]["requests"]["storage"] == used
-    assert (await operator.condition("Accepted"))[2] == "The spec is valid."
-    assert "demo-learner-0" in await operator.pods()
 
 
 async def test_a_growth_that_the_storage_class_forbids_holds_up_nothing_else():

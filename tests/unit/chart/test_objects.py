@@ -21,13 +21,6 @@ from tests.fixtures.chart.rendering import (
 from tests.fixtures.chart.variants import EVERYTHING, all_variants
 
 VARIANTS = all_variants()
-CLUSTER_WIDE = {
-    "ClusterRole",
-    "ClusterRoleBinding",
-    "CustomResourceDefinition",
-    "ValidatingAdmissionPolicy",
-    "ValidatingAdmissionPolicyBinding",
-}
 
 
 @functools.cache
@@ -97,13 +90,6 @@ def test_selectors_survive_an_upgrade_of_the_chart():
 def test_two_operators_are_never_active_together_during_an_upgrade():
     spec = only("Deployment")["spec"]
     assert (spec["replicas"], spec["strategy"]) == (1, {"type": "Recreate"})
-
-
-def test_names_fit_whatever_the_releases_name():
-    values = {"fullnameOverride": "x" * 63}
-    assert all(
-        len(m["metadata"]["name"]) <= 63 or m["kind"] in CLUSTER_WIDE for m in render(values)
-    )
 
 
 def test_an_image_is_named_by_registry_repository_and_version():

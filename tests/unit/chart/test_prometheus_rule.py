@@ -9,7 +9,7 @@ import helm_python
 import pytest
 from ruamel.yaml import YAML
 
-from tests.fixtures.chart.rendering import CHART, Values, chart, default_values, of_kind, only
+from tests.fixtures.chart.rendering import CHART, Values, chart, default_values, only
 from tests.fixtures.rules.promtool import needs_promtool, promtool
 from tests.fixtures.rules.variants import thresholds
 from tools.monitoring.rules import RULES_FILE, rules
@@ -30,10 +30,6 @@ def groups(**settings: object):
 def alerts(**settings: object):
     listed = [rule for group in groups(**settings) for rule in group["rules"]]
     return {rule["alert"]: rule for rule in listed if "alert" in rule}
-
-
-def test_there_are_no_rules_unless_asked_for():
-    assert of_kind("PrometheusRule") == []
 
 
 def test_by_default_the_rules_are_those_of_the_file():
@@ -104,8 +100,3 @@ WRONG: dict[str, tuple[dict[str, object], str]] = {
 def test_a_wrong_setting_is_refused_by_its_path(settings, named):
     with pytest.raises(helm_python.HelmValuesError, match=re.escape(named)):
         chart().validate_schema(values(**settings))
-
-
-def test_the_refusal_of_an_unknown_alert_lists_those_that_there_are():
-    with pytest.raises(helm_python.HelmValuesError, match="VCPOCollapseImminent"):
-        chart().validate_schema(values(disabled=["VCPOCollapseImminentt"]))

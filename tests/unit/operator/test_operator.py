@@ -11,7 +11,6 @@ import pytest
 
 from tests.fixtures.kubernetes.waiting import until_stored
 from tests.fixtures.operator.operator import RUN, operator_fixture, whole_operator
-from vcpo_operator.__main__ import parser
 from vcpo_operator.handlers import Health
 
 OWNED = {
@@ -99,13 +98,3 @@ def test_without_a_cluster_the_operator_says_what_it_needs(tmp_path: Path):
     assert " CRITICAL cannot reach the API server: " in ended.stderr
     assert "set KUBECONFIG to a kubeconfig that names a cluster" in ended.stderr
     assert "Traceback" not in ended.stderr
-
-
-def test_learners_are_asked_themselves_unless_a_prometheus_is_named():
-    assert parser().parse_args(IMAGES).prometheus_url == ""
-
-
-def test_images_have_to_be_named(capsys: pytest.CaptureFixture[str]):
-    with pytest.raises(SystemExit):
-        parser().parse_args([])
-    assert "--learner-image, --rollout-image" in capsys.readouterr().err

@@ -99,12 +99,6 @@ def test_a_pod_that_downloads_the_model_asks_for_the_disk():
         assert volume(pod, "scratch")["emptyDir"] == {}
 
 
-def test_all_pods_have_the_pull_secret_and_the_tolerations(pods):
-    for pod, _ in pods.values():
-        assert pod["imagePullSecrets"] == [{"name": "registry"}]
-        assert pod["tolerations"] == [{"key": "nvidia.com/gpu", "operator": "Exists"}]
-
-
 def test_the_learners_pods_keep_together_and_workers_fill_machines(pods):
     places = {}
     for role, (pod, _) in pods.items():
@@ -189,12 +183,6 @@ def test_a_bad_quantity_is_named_with_its_field_its_value_and_the_cure(place, sp
         built(**spec)
     field = f"`spec.containers[{role}].resources.limits[memory]` is '48GiB'"
     assert str(caught.value).startswith(f"{place}: {field}; write a number with a unit such as")
-
-
-def test_a_worker_with_a_network_adapter_keeps_the_gpu_of_its_engine():
-    adapter = [{"name": "rollout", "resources": {"limits": {"rdma/hca": 1}}}]
-    _, own = built(**group(engine="vllm", template={"spec": {"containers": adapter}}))["rollout"]
-    assert own["resources"]["limits"] == {"rdma/hca": 1, "nvidia.com/gpu": 1}
 
 
 def test_fewer_gpus_than_the_engine_splits_the_model_over_are_refused():

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ssl
-import time
 from datetime import UTC, datetime
 
 import pytest
@@ -76,17 +74,6 @@ def test_a_renewed_certificate_has_the_same_authority_and_a_later_end(data):
     assert first_end_s(renewed, list(NAMES)) == later_s + 90 * DAY_S
     verify(renewed, "learner", "demo-learner", later_s + 89 * DAY_S)
     assert RENEWED_BEFORE_S == 30 * DAY_S
-
-
-def test_python_s_own_tls_loads_the_pair(tmp_path):
-    now = new_certificates("demo", NAMES, now_s=time.time())
-    for name, content in now.items():
-        (tmp_path / name).write_bytes(content)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(tmp_path / "learner.crt", tmp_path / "learner.key")
-    context.load_verify_locations(tmp_path / "ca.crt")
-    (authority,) = context.get_ca_certs()
-    assert authority["subject"] == ((("commonName", "VCPO run demo"),),)
 
 
 def test_a_long_name_of_a_run_fits_into_the_authority_s():

@@ -10,7 +10,6 @@ from typing import Any
 import kubernetes_validate
 import pytest
 
-from vcpo.api import json_schema
 from vcpo_operator.crd import run_crd, to_yaml
 from vcpo_operator.crd.structural import structural
 
@@ -53,10 +52,6 @@ def test_kubernetes_knows_every_field_of_the_definition(version: str):
     kubernetes_validate.validate(run_crd(), version, strict=True)
 
 
-def test_every_field_of_the_model_is_in_the_definition():
-    assert set(SPEC) == set(json_schema()["$defs"]["VCPORunSpec"]["properties"])
-
-
 def test_the_default_group_is_named_and_nothing_else():
     assert SPEC["rollouts"]["default"] == [{"name": "main"}]
 
@@ -82,16 +77,6 @@ def open_paths(schema, path=""):
         yield from open_paths(field, f"{path}.{name}")
     if "items" in schema:
         yield from open_paths(schema["items"], path)
-
-
-def test_an_optional_number_is_a_number_that_is_not_required():
-    field = SPEC["activeDeadlineSeconds"]
-    assert (field["type"], field["minimum"], "default" in field) == ("integer", 1, False)
-
-
-def test_an_open_bound_is_written_as_openapi_3_0_writes_it():
-    ratio = SPEC["control"]["properties"]["essFloorRatio"]
-    assert (ratio["minimum"], ratio["exclusiveMinimum"]) == (0.0, True)
 
 
 def test_a_field_without_a_type_is_refused():

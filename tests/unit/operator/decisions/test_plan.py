@@ -161,15 +161,6 @@ def test_a_child_that_somebody_changed_is_applied_again():
     assert plan_names(desired_for(), cluster) == ["Apply NetworkPolicy demo"]
 
 
-def test_a_new_deadline_changes_nothing():
-    assert plan_names(desired_for(activeDeadlineSeconds=60), settled_cluster(desired_for())) == []
-
-
-def test_a_wider_range_of_replicas_changes_nothing():
-    wider = desired_for(rollouts=[{**ROLLOUTS[0], "maxReplicas": 12}])
-    assert plan_names(wider, settled_cluster(desired_for())) == []
-
-
 def test_before_a_removal_the_emptiest_worker_is_made_the_cheapest():
     cluster = settled_cluster(desired_for(decided=decision(main=3)))
     cluster.observed = dataclasses.replace(cluster.observed, pods=(pod("a"), pod("b"), pod("c")))

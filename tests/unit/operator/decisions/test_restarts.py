@@ -7,14 +7,13 @@ from typing import Any
 
 import pytest
 
-from tests.fixtures.operator.runs import KEY, make_run, pod, signals
+from tests.fixtures.operator.runs import make_run, pod, signals
 from tests.unit.operator.decisions.plans import desired_for, plan_names, settled_cluster
 from vcpo.service.lifecycle import RANK_LOST
 from vcpo_operator.children.manifest import Kind
 from vcpo_operator.decisions import status
 from vcpo_operator.decisions.actions import Delete
 from vcpo_operator.decisions.conditions import ConditionInputs, condition_states
-from vcpo_operator.decisions.events import transition_events
 from vcpo_operator.decisions.lifecycle import LifecyclePhase, RunVerdict
 from vcpo_operator.decisions.plan import plan
 from vcpo_operator.decisions.restarts import with_pods, with_restarts
@@ -25,13 +24,8 @@ from vcpo_operator.observed.records import (
     ObservedLearner,
     ObservedPod,
     ObservedState,
-    RunRecord,
 )
 from vcpo_operator.observed.status import ContainerEnd, LearnerStatus, RunStatus, from_rfc3339
-
-RECORD = RunRecord(
-    key=KEY, uid="r", generation=1, resource_version=1, deleting=False, spec={}, status={}
-)
 
 
 def rank_pod(index: int, **changes: Any) -> ObservedPod:
@@ -106,11 +100,6 @@ def test_new_pods_are_left_alone_until_they_have_met():
     assert met.group == ("new-0", "new-1")
 
 
-def test_counting_again_changes_nothing():
-    broken = count(TOGETHER, rank_pod(0), rank_pod(1, restarts=1))
-    assert count(broken, rank_pod(0), rank_pod(1, restarts=1)) == broken
-
-
 def test_the_end_that_caused_the_others_is_the_one_that_is_kept():
     before = RunStatus(learner=TOGETHER)
     observed = ObservedState(
@@ -152,19 +141,6 @@ def test_only_steps_beyond_the_furthest_one_give_restarts_back():
         in_a_row.append(learner.failures)
     assert in_a_row == [1, 3, 1, 2, 3, 1]
     assert learner.restarts == 7
-
-
-def test_an_event_names_the_pod_that_ended_and_its_cause():
-    before = RunStatus(learner=TOGETHER)
-    observed = ObservedState(pods=(rank_pod(0), rank_pod(1, restarts=1, last_end=ended(1))))
-    after = with_restarts(before, observed, num_pods=2)
-    (event,) = transition_events(RECORD, before, after, 0.0)
-    assert (event["type"], event["reason"]) == ("Warning", "RanksRestarted")
-    assert event["message"] == (
-        "Pod demo-learner-1 ended with exit code 1 (Error): ValueError: bad. All ranks start again"
-        " together, from the last checkpoint."
-    )
-    assert list(transition_events(RECORD, after, after, 0.0)) == []
 
 
 def deletions(*pods: ObservedPod, replaced: tuple[str, ...]) -> list[Delete]:
@@ -256,10 +232,3 @@ def test_deadlines_count_from_the_moment_when_every_pod_has_a_node():
     assert status.with_clocks(RunStatus(), spec, one, None, 100.0).admission_s is None
     both = ObservedState(pods=(rank_pod(0, node="a"), rank_pod(1, node="b"), worker))
     assert status.with_clocks(RunStatus(), spec, both, None, 100.0).admission_s == 100.0
-
-
-def test_the_table_counts_the_learners_pods():
-    spec = make_run(learner={"replicas": 2}).spec
-    observed = ObservedState(pods=(rank_pod(0), rank_pod(1, ready=False)))
-    after = status.with_learner_pods(RunStatus(), spec, observed)
-    assert after.to_dict()["learner"]["pods"] == "1/2"

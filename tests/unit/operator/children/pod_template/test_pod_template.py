@@ -27,10 +27,6 @@ def spec_of(**patch: object) -> dict[str, object]:
     return merge_template(BASE, {"spec": patch})["spec"]
 
 
-def test_maps_merge():
-    assert spec_of(nodeSelector={"gpu": "yes"})["nodeSelector"] == {"os": "linux", "gpu": "yes"}
-
-
 def test_containers_merge_by_name():
     (container,) = spec_of(containers=[{"name": "main", "resources": {}}])["containers"]
     assert container["image"] == "ours"
@@ -55,11 +51,6 @@ def test_null_removes():
 def test_other_lists_are_replaced():
     base = {"tolerations": [{"key": "a"}]}
     assert merge_template(base, {"tolerations": [{"key": "b"}]}) == {"tolerations": [{"key": "b"}]}
-
-
-def test_neither_side_is_changed():
-    spec_of(containers=[{"name": "main", "image": "theirs"}])
-    assert BASE["spec"]["containers"][0]["image"] == "ours"
 
 
 def test_an_item_without_its_key_is_refused_by_name():
@@ -113,20 +104,12 @@ QUANTITIES = {
             },
         ),
         (
-            {"limits": {"ephemeral-storage": "1Gi"}},
-            {"requests": REQUESTS, "limits": {**LIMITS, "ephemeral-storage": "1Gi"}},
-        ),
-        (
             {"requests": {"memory": "64Gi"}},
             {"requests": {"cpu": "500m", "memory": "64Gi"}},
         ),
         (
             {"limits": {"memory": "1Gi"}},
             {"requests": {"cpu": "500m"}, "limits": {"memory": "1Gi"}},
-        ),
-        (
-            {"limits": {"cpu": "2", "memory": "1Gi"}},
-            {"limits": {"cpu": "2", "memory": "1Gi"}},
         ),
         (
             {"claims": [{"name": "gpu"}]},
@@ -159,15 +142,6 @@ def test_what_the_user_says_stays_and_no_request_is_above_its_limit(said: dict[s
     limits = made.get("limits", {})
     for name, value in made.get("requests", {}).items():
         assert parse_quantity(value) <= parse_quantity(limits.get(name, value))
-
-
-def test_every_pod_of_a_run_says_what_it_needs_and_none_asks_for_a_gpu():
-    made = build_children(parent(), DEFAULTS)
-    workloads = [each for each in made if each.kind in {Kind.STATEFUL_SET, Kind.DEPLOYMENT}]
-    assert len(workloads) == 2
-    for workload in workloads:
-        (container,) = workload.manifest["spec"]["template"]["spec"]["containers"]
-        assert container["resources"] == {"requests": REQUESTS, "limits": LIMITS}
 
 
 def test_a_container_that_the_user_adds_is_left_as_it_is():
