@@ -250,6 +250,8 @@ def test_a_sequence_with_a_seed_is_the_same_alone_among_others_and_resumed():
     batch.admit([begun])
     for _ in range(9):
         batch.step()
+    # Turns of a conversation are requests of one seed, so tokens of the prompt count.
+    assert begun.next_seed == token_seed(11, len(MIDDLE) + 9)
     assert sample(partial=begun.to_partial_response(), engine_seed=4) == whole
 
 
