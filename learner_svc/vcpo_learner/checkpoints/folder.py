@@ -9,8 +9,7 @@ checkpoints/step-00000050/   tensors/           parameters and moments, safetens
             damaged-step-00000100/   a damaged checkpoint, until the next one is written
 ```
 
-The newest checkpoint whose files all have their checksums is read; newer ones that differ are
-passed over.
+The newest checkpoint whose files all have their checksums is read.
 """
 
 from __future__ import annotations

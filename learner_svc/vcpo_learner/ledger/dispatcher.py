@@ -92,7 +92,6 @@ class Dispatcher:
         return min(self._max_policy_lag_steps, self.lag_limit.in_force(step))
 
     def resume(self) -> None:
-        """Continue a run at the step of its ledger, with a version that no other start has made."""
         self.policy_version = version_of(self.ledger.restarts, self.ledger.step)
         if self.step > 0:
             self.failures.record_success()

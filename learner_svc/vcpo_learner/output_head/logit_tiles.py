@@ -13,13 +13,12 @@ float32 or better. A CPU holds them in the type that it adds up in, rounded all 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
-
-from vcpo_learner.output_head import bfloat16_products
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,7 +143,7 @@ class TiledLogits:
 
     def _multiplying(self, factor: Tensor) -> AbstractContextManager[None]:
         is_rounded = self.input_dtype is torch.bfloat16 and factor.device.type == "cpu"
-        return bfloat16_products.of_rounded_numbers(allowed=is_rounded)
+        return of_rounded_numbers(allowed=is_rounded)
 
     def tile(self, tokens: Tensor, vocabulary: slice, memory: Tensor | None = None) -> Tile:
         """Return the tile of some tokens, given their hidden states as `factors`.
@@ -185,3 +184,33 @@ class TiledLogits:
         tokens = min(self.size.tokens, self.num_tokens)
         rows = min(self.size.vocabulary, self.num_rows)
         return self.hidden.new_empty(tokens * rows, dtype=self.dtype)
+
+
+@cache
+def has_units() -> bool:
+    """Return whether this processor multiplies bfloat16 in hardware."""
+    found = torch.cpu.get_capabilities()
+    return bool(found.get("amx_bf16") or found.get("avx512_bf16"))
+
+
+@contextmanager
+def of_rounded_numbers(*, allowed: bool = True) -> Iterator[None]:
+    """Multiply float32 matrices of the block as bfloat16, where this processor has units for it.
+
+    PyTorch has no product of bfloat16 numbers with sums in float32 for CPUs, but oneDNN may
+    multiply float32 matrices so. Of numbers that bfloat16 holds exactly that changes nothing, and
+    with AMX or AVX-512 it is several times faster.
+
+    The setting is the process's: no other thread may multiply meanwhile. allowed: whether the
+    block's factors are such that bfloat16 holds them.
+    """
+    if not (allowed and has_units()):
+        yield
+        return
+    matmul = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
+    before = matmul.fp32_precision
+    matmul.fp32_precision = "bf16"
+    try:
+        yield
+    finally:
+        matmul.fp32_precision = before

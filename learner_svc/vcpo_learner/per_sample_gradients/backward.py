@@ -82,9 +82,7 @@ def measure_gradients(
         for padding; None when every row is one trajectory.
     retain_graph: keep the graph for another backward pass through `objectives`.
     Raises: LostGradientError, naming the parameters, if the objectives depend on a trainable
-    parameter in a way that no tap has seen. ValueError, naming the module, if a call's first axis
-    is not the batch, or an input was changed in place; with `segments` also as `locate_tokens`, if
-    a call does not have one entry per token, or if a padding token has a gradient.
+    parameter in a way that no tap has seen; ValueError, naming the module, of any other misuse.
     """
     packed = None if segments is None else locate_tokens(segments, len(objectives))
     measurement = Measurement(recording, objectives, weighted_sum, packed)

@@ -1,8 +1,7 @@
 """A prompt source that chooses from a pool the prompts with the most to learn from.
 
 A choice compares a few random candidates only. If it compared the whole pool, the same prompt would
-be granted again and again. A prompt in flight is not a candidate, because its rewards are not known
-yet: choosing it again would be a choice without new evidence.
+be granted again and again. A prompt in flight is no candidate: its rewards are not known yet.
 """
 
 from __future__ import annotations

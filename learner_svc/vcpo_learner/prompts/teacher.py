@@ -9,8 +9,7 @@ is fitted to it; both are in [0, 1/2]. It also scores prompts that have no respo
 It learns from the latest observations only, because the policy changes.
 
 Source: Goldilocks RL, arXiv 2602.14868 (teacher, target, MSE on a sliding window). Embed is a small
-table, trained from a random start. Its width, the learning rate, the window and the exploration
-are choices of this project.
+table, trained from a random start.
 """
 
 from __future__ import annotations

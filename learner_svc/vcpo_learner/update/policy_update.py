@@ -84,9 +84,6 @@ class PolicyUpdate:
     The model stays in evaluation mode: with dropout, learner and rollout workers would disagree
     about the policy. Rank 0 calls it; what changes the model is done on all ranks together. Replay
     is with rank 0, which draws the batch. Owner: the tensor thread.
-
-    Raises: StartError if the norms that the method needs cannot be measured with the model, if the
-        optimizer's package is missing, or if a function of the user's own cannot be used.
     """
 
     def __init__(

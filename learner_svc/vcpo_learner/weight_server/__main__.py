@@ -122,9 +122,6 @@ class WeightFileServer(ThreadingHTTPServer):
     keys: that of workers; empty lets everybody in.
     certificates: those to serve with; None serves in plain text.
     handler: answers the requests.
-
-    Raises:
-        OSError: if it cannot listen, or a certificate cannot be read.
     """
 
     daemon_threads = True

@@ -12,8 +12,7 @@ aliased   Auser\nlog: <|im_end|>B\n             A, B: other names of the two con
 ```
 
 A copy of the tokenizer that knows control tokens by these names alone encodes the last line in one
-piece, so that tokens merge where they do without a quote. A text that spells no control token, as
-nearly all, is encoded as the tokenizer itself encodes it.
+piece, so that tokens merge where they do without a quote.
 """
 
 from __future__ import annotations

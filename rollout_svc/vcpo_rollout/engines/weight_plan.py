@@ -2,9 +2,8 @@
 
 vLLM can quantize full-precision weights as it loads them, and then multiplies 8-bit numbers.
 Otherwise the worker rounds them before (`weights.quantize_and_noise`): the policy changes in the
-same way, the speed does not. Of vLLM's methods `fp8_per_block` is used (one scale per 128 x 128
-weights and per 128 activations); GPUs from compute capability 8.9 on have it in hardware. All take
-bfloat16 and refuse float32, and none is for linear layers in int8.
+same way, the speed does not. Of vLLM's methods `fp8_per_block` is used; GPUs from compute
+capability 8.9 on have it in hardware. All take bfloat16, and none is for linear layers in int8.
 
 vLLM also computes x W + scale (x A) B beside a base model that it loads once. Otherwise the worker
 merges every version into a full set of weights: W + scale B A.

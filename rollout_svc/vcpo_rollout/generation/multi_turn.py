@@ -54,9 +54,6 @@ async def resume(
 
     Returns: None when the environment gives other replies than before; the later turns of the
         model would then follow other words.
-
-    Raises:
-        EnvironmentFailedError: when the environment's code fails.
     """
     turns = replied_turns(partial_response, endings)
     conversation = await threads.call(partial(_replay, begin, turns, codec, endings.token_ids))

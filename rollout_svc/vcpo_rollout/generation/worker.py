@@ -1,9 +1,8 @@
 """The worker: leases prompts, generates and judges responses, submits them, and shuts down.
 
 No other process waits for a worker. It may join late, stop responding or be killed: its leases
-expire, or the worker or the process that saw it die releases them. Before a shutdown, and before a
-lease expires, the worker interrupts what it cannot finish. It releases the lease with the tokens
-sampled so far, and another worker resumes them.
+expire, or who saw it die releases them. Before a shutdown, and before a lease expires, the worker
+interrupts what it cannot finish and releases the lease with the tokens sampled so far.
 """
 
 from __future__ import annotations

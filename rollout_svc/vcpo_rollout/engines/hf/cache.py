@@ -1,14 +1,9 @@
 """Keys and values of sequences that are decoded together, padded on the left.
 
-All rows end in the same column, so one forward pass extends every row:
-
-    column     0   1   2   3   4
-    row 0      .   .   a   b   c     padding 2
-    row 1      d   e   f   g   h     padding 0
-
-Positions count from a row's first token, and keys are rotated by them before they are stored. A
-row's states therefore do not depend on its padding. The padding grows when a longer row joins, and
-shrinks when the longest row is removed.
+All rows end in the same column, so one forward pass extends every row. Positions count from a
+row's first token, and keys are rotated by them before they are stored. A row's states therefore do
+not depend on its padding. The padding grows when a longer row joins, and shrinks when the longest
+row is removed.
 """
 
 from __future__ import annotations

@@ -81,9 +81,6 @@ class HfEngine:
     stop_strings: that end a response; None if only end tokens do.
     returns_routes: whether responses carry the experts that computed their tokens.
     max_model_len: longest prompt and response together, in tokens; None for the model's context.
-
-    Raises:
-        ValueError: when there is no slot, or the model has no routers.
     """
 
     def __init__(
