@@ -74,7 +74,7 @@ walk: .venv/installed ## make the mistakes of a first day with the installed com
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.walk --json
 
 chaos: MINUTES = 30
-chaos: .venv/installed ## a real run under FAULTS=300 random faults of SEED=1, for at most MINUTES=30; a short form is in `make test`
+chaos: .venv/installed ## a real run under FAULTS=300 random faults of SEED=1, for at most MINUTES=30; a short form is in `make test-all`
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.chaos --faults $(FAULTS) --seed $(SEED) --minutes $(MINUTES)
 
 lint: .venv/installed ## ruff, mypy --strict, import-linter, generated files up to date

@@ -1,4 +1,4 @@
-"""How `tools.size` counts."""
+"""The tree is laid out as its documents say, and `tools.size` counts it truly."""
 
 from __future__ import annotations
 
