@@ -12,14 +12,13 @@ from tools.monitoring.catalogue import PARTS
 from vcpo.api import VCPORunSpec, parse_run
 from vcpo.control.conditions import ConditionType, Reason, condition
 from vcpo.control.decision import ControlDecision
-from vcpo.control.limits import ChangeKind, LimitChange, lag_change
+from vcpo.control.limits import lag_change
 from vcpo.control.scaling import Direction
 from vcpo.metrics import HostMetrics
 from vcpo.metrics.hosted_runs import HostedRun, HostedRuns, RunName, Workers
 
 NAME: RunName = ("ml", "demo")
 OTHER: RunName = ("ml", "other")
-Samples = set[tuple[tuple[str, str], ...]]
 
 
 def spec_of(**fields: object) -> VCPORunSpec:
@@ -104,24 +103,6 @@ def test_a_run_says_what_it_trains_how_and_whose_it_is(host: Host):
     assert host.samples("vcpo_run_info") == {("m", "countdown", "grpo", "ada", "nlp"): 1.0}
 
 
-def test_an_edited_method_leaves_exactly_one_info_series(host: Host):
-    for method in ("vcpo", "grpo", "dapo"):
-        host.runs.show(NAME, replace(RUN, spec=spec_of(algorithm={"method": method})))
-    assert host.samples("vcpo_run_info") == {("m", "countdown", "dapo", "", ""): 1.0}
-
-
-def test_workers_of_a_group_that_left_the_spec_are_not_exported(host: Host):
-    host.runs.show(NAME, RUN)
-    assert host.samples("vcpo_run_replicas") == {
-        ("main", "desired"): 2.0,
-        ("main", "ready"): 1.0,
-        ("extra", "desired"): 3.0,
-        ("extra", "ready"): 3.0,
-    }
-    host.runs.show(NAME, replace(RUN, workers={"main": Workers(desired=2, ready=2)}))
-    assert host.samples("vcpo_run_replicas") == {("main", "desired"): 2.0, ("main", "ready"): 2.0}
-
-
 def test_a_condition_is_one_at_its_status_and_zero_at_the_others(host: Host):
     host.runs.show(NAME, RUN)
     starving = condition(ConditionType.LEARNER_FED, Reason.AT_MAXIMUM)
@@ -131,13 +112,6 @@ def test_a_condition_is_one_at_its_status_and_zero_at_the_others(host: Host):
         ("LearnerFed", "False"): 1.0,
         ("LearnerFed", "Unknown"): 0.0,
     }
-
-
-def test_only_the_current_reason_of_a_condition_is_exported(host: Host):
-    for reason in (Reason.BALANCED, Reason.SCALING_UP, Reason.AT_MAXIMUM):
-        changed = condition(ConditionType.LEARNER_FED, reason)
-        host.runs.show(NAME, replace(RUN, conditions=(changed,)))
-    assert host.samples("vcpo_run_condition_reason") == {("LearnerFed", "AtMaximum"): 1.0}
 
 
 def test_what_is_unknown_or_over_is_absent(host: Host):
@@ -158,13 +132,6 @@ def test_a_spec_that_cannot_be_used_changes_conditions_alone(host: Host):
     assert host.samples("vcpo_run_steps") == {(): 10.0}
 
 
-def test_a_run_whose_spec_never_could_be_used_has_its_conditions(host: Host):
-    refused = condition(ConditionType.SIGNALS_FRESH, Reason.MISSING)
-    host.runs.show_conditions(NAME, (refused,))
-    assert host.samples("vcpo_run_condition_reason") == {("SignalsFresh", "Missing"): 1.0}
-    assert host.samples("vcpo_run_info") == {}
-
-
 def lag_decision(before: int, after: int) -> ControlDecision:
     changed = lag_change(before=before, after=after, reason="the ESS ratio is low", decided_s=0.0)
     return replace(decision(lag=after), changes=(changed,) if before != after else ())
@@ -174,14 +141,6 @@ def test_a_changed_lag_limit_is_counted_by_its_direction(host: Host):
     for before, after in ((8, 8), (8, 4), (4, 2), (2, 2), (2, 3)):
         host.runs.show(NAME, replace(RUN, decision=lag_decision(before, after)))
     assert host.samples("vcpo_run_throttles_total") == {("tighten",): 2.0, ("relax",): 1.0}
-
-
-def test_a_change_of_workers_is_no_throttle(host: Host):
-    scaled = LimitChange(
-        kind=ChangeKind.SCALED, before=1, after=2, reason="it waits", decided_s=0.0, group="main"
-    )
-    host.runs.show(NAME, replace(RUN, decision=replace(decision(), changes=(scaled,))))
-    assert host.samples("vcpo_run_throttles_total") == {("tighten",): 0.0, ("relax",): 0.0}
 
 
 def test_a_decision_is_counted_once_though_its_conditions_are_shown_again(host: Host):
@@ -194,12 +153,6 @@ def test_restarts_of_the_learner_never_decrease(host: Host):
     for total in (2, 2, 5, 0, 6):
         host.runs.show(NAME, replace(RUN, learner_restarts=total))
     assert host.samples("vcpo_run_learner_restarts_total") == {(): 6.0}
-
-
-def test_the_first_event_of_a_run_is_an_increase(host: Host):
-    host.runs.show(NAME, RUN)
-    assert host.samples("vcpo_run_throttles_total") == {("tighten",): 0.0, ("relax",): 0.0}
-    assert host.samples("vcpo_run_learner_restarts_total") == {(): 0.0}
 
 
 def test_a_deleted_run_leaves_nothing_and_takes_no_other(host: Host):

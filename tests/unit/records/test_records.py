@@ -9,22 +9,14 @@ from vcpo.algo.health.diagnostics import BatchDiagnostics
 from vcpo.metrics.step_gauges import GAUGES
 from vcpo.records.samples import (
     FOLDER,
-    LEFT_OUT,
-    MOST_CHARACTERS,
     evenly_by_reward,
     read_answers,
     read_samples,
     sampled_steps,
-    shorten,
     write_answers,
     write_samples,
 )
 from vcpo.records.step_record import StepRecord, UpdateRecord, update_fields
-
-
-def test_no_two_numbers_share_a_metric():
-    names = [gauge.name for gauge in GAUGES]
-    assert len(set(names)) == len(names)
 
 
 def test_a_number_within_the_diagnostics_is_one_of_theirs():
@@ -82,10 +74,3 @@ def test_a_line_that_is_damaged_costs_itself_alone(tmp_path):
 def test_some_are_chosen_from_the_smallest_reward_to_the_largest():
     assert evenly_by_reward("dacbe", [3, 0, 2, 1, 4], 3) == ["a", "c", "e"]
     assert evenly_by_reward("ab", [1, 0], 8) == ["b", "a"]
-
-
-def test_a_long_text_lacks_its_middle():
-    text = "a" * 3000 + "b" * 3000
-    half = MOST_CHARACTERS // 2
-    assert shorten(text) == f"{'a' * half}{LEFT_OUT}{'b' * half}"
-    assert shorten("short") == "short"

@@ -5,9 +5,8 @@ import math
 
 import pytest
 
-from vcpo.api import VCPORunSpec
 from vcpo.records.journal import Metrics
-from vcpo.report.charts import MAX_ROWS, main_charts, page_data, sections
+from vcpo.report.charts import MAX_ROWS, page_data
 from vcpo.report.recorded_run import RecordedRun
 
 
@@ -31,11 +30,6 @@ def curves_of(recorded_run, name):
     return {curve["label"]: curve["low"] for curve in chart_of(recorded_run, name)["curves"]}
 
 
-def test_no_two_charts_share_a_name(run):
-    charts = [*main_charts(run), *(each for some in sections().values() for each in some)]
-    assert len({chart.name for chart in charts}) == len(charts)
-
-
 def test_the_reward_is_shown_with_its_evaluations(recorded, make_evaluation):
     found = recorded({"step": 1, "reward_mean": 0.2}, evaluations=[make_evaluation(0, 0.1)])
     assert curves_of(found, "reward") == {"training": [0.2], "held out": [0.1]}
@@ -44,24 +38,6 @@ def test_the_reward_is_shown_with_its_evaluations(recorded, make_evaluation):
         "steps": [1],
         "evaluations": [0],
     }
-
-
-def test_the_early_warning_stands_in_its_bands(recorded):
-    chart = chart_of(recorded({"step": 1, "warning_score": 0.7}), "warning")
-    assert [(band["level"], band["high"]) for band in chart["bands"]] == [
-        ("warn", pytest.approx(2 / 3)),
-        ("critical", 1.0),
-    ]
-
-
-def test_the_course_of_the_base_rate_is_told(recorded):
-    found = recorded({"step": 1})
-    optimizer = {"learningRate": 0.001, "warmupSteps": 9, "schedule": "cosine"}
-    document = {**found.run.spec.model_dump(by_alias=True), "steps": 10, "optimizer": optimizer}
-    run = found.run.model_copy(update={"spec": VCPORunSpec.model_validate(document)})
-    (chart,) = (each for each in main_charts(run) if each.name == "step-size")
-    told = "The base rate is 0.001 after 9 updates, then falls to 0.0001 (cosine)."
-    assert chart.caption.endswith(told)
 
 
 def test_the_lag_shows_mean_median_maximum_and_both_limits(recorded):
@@ -125,11 +101,6 @@ def test_a_long_noisy_curve_gets_a_trend_in_front(recorded):
     assert trend["low"][20] == pytest.approx(3 / 5)  # three of the steps 19 to 23 are odd
 
 
-def test_a_skipped_step_is_marked(recorded):
-    (mark,) = page_data(recorded({"step": 1}, SKIPPED))["marks"]
-    assert (mark["label"], mark["step"]) == ("skipped: no_gradient", [2])
-
-
 def test_every_entry_has_a_curve_of_its_own(recorded):
     found = recorded({"step": 1, "dropped": {"lag": 2}}, {"step": 2, "dropped": {"lag": 2, "x": 1}})
     assert curves_of(found, "drops") == {"lag": [2, 2], "x": [0, 1]}
@@ -160,8 +131,3 @@ def test_a_number_that_cannot_be_drawn_is_a_gap_and_the_page_stays_plain_json(re
     assert curves_of(found, "gradient-norm")["norm"] == [0.33333, None, None, 1.5]
     assert curves_of(found, "kl-per-token")["KL"][3] is None  # no logarithm
     json.dumps(page_data(found), allow_nan=False)
-
-
-def test_a_run_without_records_has_empty_charts(run):
-    empty = RecordedRun(run=run, metrics=Metrics(steps=(), evaluations=()))
-    assert all(not any(c["low"] for c in each["curves"]) for each in page_data(empty)["charts"])

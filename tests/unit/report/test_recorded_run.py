@@ -1,7 +1,7 @@
 import pytest
 
 from vcpo.records.journal import Metrics
-from vcpo.report.numbers import compact, decimal, duration, finite, mean, whole
+from vcpo.report.numbers import compact, decimal, duration, finite
 from vcpo.report.recorded_run import RunClock, event_rows
 
 
@@ -19,16 +19,8 @@ def rows_of(make_event):
     return rows_of
 
 
-def test_different_events_stand_alone_in_order(rows_of):
-    assert rows_of("A", "B", "A") == [("A", "0"), ("B", "1"), ("A", "2")]
-
-
 def test_three_of_a_kind_in_a_row_are_one_row(rows_of):
     assert rows_of("A", "B", "B", "B", "A") == [("A", "0"), ("B", "123"), ("A", "4")]
-
-
-def test_two_of_a_kind_are_not(rows_of):
-    assert rows_of("B", "B") == [("B", "0"), ("B", "1")]
 
 
 def test_skipped_steps_are_one_row_at_the_last_of_them_whatever_lies_between(rows_of):
@@ -37,22 +29,6 @@ def test_skipped_steps_are_one_row_at_the_last_of_them_whatever_lies_between(row
         ("StepSkipped", "023"),
         ("B", "4"),
     ]
-
-
-def test_a_few_skipped_steps_stand_alone(rows_of):
-    assert rows_of("StepSkipped", "A", "StepSkipped") == [
-        ("StepSkipped", "0"),
-        ("A", "1"),
-        ("StepSkipped", "2"),
-    ]
-
-
-def test_equal_events_are_all_kept(make_event):
-    event = make_event("gone")
-    assert [len(row.events) for row in event_rows([event, event])] == [1, 1]
-
-
-EMPTY = Metrics(steps=(), evaluations=())
 
 
 @pytest.fixture
@@ -75,10 +51,6 @@ def test_the_clock_stands_still_between_sessions(resumed, time_unix_s, elapsed_s
     assert resumed.elapsed_s(time_unix_s) == elapsed_s
 
 
-def test_the_total_is_the_sum_of_the_sessions(resumed):
-    assert (resumed.num_sessions, resumed.total_s) == (2, 70.0)
-
-
 def test_without_a_start_the_clock_begins_with_the_first_record(make_step, make_evaluation):
     metrics = Metrics(
         steps=(make_step(1, time_unix_s=130.0),),
@@ -94,29 +66,11 @@ def test_a_record_before_the_first_start_belongs_to_a_session_of_its_own(make_st
     assert clock.total_s == 10.0
 
 
-def test_a_run_without_records_has_no_time():
-    clock = RunClock(EMPTY, ())
-    assert (clock.num_sessions, clock.total_s, clock.elapsed_s(5.0)) == (0, None, 0.0)
-
-
 @pytest.mark.parametrize("value", [None, float("nan"), float("inf"), float("-inf")])
 def test_what_is_not_a_number_is_unknown(value):
     assert finite(value) is None
     assert decimal(value, ".2f") == "-"
     assert duration(value) == "-"
-
-
-def test_nothing_has_no_mean():
-    assert mean([]) is None
-    assert mean(iter([1.0, 4.0])) == 2.5
-
-
-def test_a_missing_count_is_unknown():
-    assert whole(None) == "-"
-
-
-def test_counts_have_their_thousands_separated():
-    assert whole(1280000) == "1,280,000"
 
 
 @pytest.mark.parametrize(

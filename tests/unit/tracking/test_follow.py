@@ -99,14 +99,6 @@ def test_a_service_that_fails_is_opened_anew_and_gets_what_it_lacks(tmp_path, ca
     assert "503 from the server" in caplog.text
 
 
-def test_a_service_that_cannot_be_opened_ends_with_the_learner(tmp_path, caplog):
-    def refuse():
-        raise ConnectionError("no API key")
-
-    follow(tmp_path, refuse, script(lambda: None))
-    assert "no API key" in caplog.text
-
-
 def test_records_come_in_order_without_undone_history(tmp_path):
     journal = Journal(tmp_path)
     for number in (1, 2, 3, 4, 3):

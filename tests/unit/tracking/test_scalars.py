@@ -31,13 +31,6 @@ def test_every_number_of_a_step_is_sent_under_the_name_of_its_field():
     assert list(sent)[-1] == LAST_NAME
 
 
-def test_parts_of_the_reward_are_sent_by_names_that_every_service_takes():
-    record = dataclasses.replace(WEIGHED, reward_parts={"form.short": 0.5, "exact (2)": 0.25})
-    sent = step_scalars(record)
-    assert sent["task/reward_parts/form.short"] == 0.5
-    assert sent["task/reward_parts/exact _2_"] == 0.25
-
-
 def test_numbers_within_a_field_are_sent_and_words_are_not():
     sent = step_scalars(dataclasses.replace(WEIGHED, dropped={"stale": 3}))
     assert sent["off_policy/mismatch/by_engine/hf"] == 0.02

@@ -96,12 +96,6 @@ def test_tensorboard_shows_the_newest_history(tmp_path):
     assert tensorboard_texts(tmp_path / "tensorboard")["events/CheckpointSaved"] == "step 1"
 
 
-def test_tensorboard_writes_to_the_folder_of_the_spec(tmp_path):
-    settings = Sink(name=SinkName.TENSORBOARD, directory=str(tmp_path / "shared"))
-    train_fall_back_and_train(settings, tmp_path)
-    assert tensorboard_scalars(tmp_path / "shared")[REWARD] == NEWEST_KEPT
-
-
 def test_weights_and_biases_continues_one_run_and_keeps_the_first_history(tmp_path):
     train_fall_back_and_train(Sink(name=SinkName.WANDB, mode="offline"), tmp_path)
     ids = set(wandb_ids(tmp_path / "wandb"))
