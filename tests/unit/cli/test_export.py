@@ -72,26 +72,6 @@ def test_a_copy_for_weights_and_biases_can_be_sent_later(run_dir):
     assert len(wandb_ids(run_dir / "wandb")) == 1
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (["--project", "p"], "--project, --url, --offline: need --to"),
-        (["--to", "wandb", "--step", 3], "DIR, --step, --best, --adapters: choose what"),
-        (["--to", "wandb", "--output", "x"], "--output: wandb has no folder"),
-        (["--to", "tensorboard", "--offline"], "--offline: sink 'tensorboard' does not use it"),
-        (["--to", "tensorboard", "--project", "p"], "--project: sink 'tensorboard' does not use"),
-        (["--to", "wandb", "--url", "wandb:5000"], "--url: "),
-        (["--to", "comet"], "tensorboard"),
-    ],
-)
-def test_options_that_do_not_fit_are_refused_with_the_cure(run_dir, options, words):
-    asked = vcpo("export", run_dir, *options)
-    assert asked.exit_code == USER_ERROR
-    assert words in asked.stderr
-    assert "validation error" not in asked.stderr
-    assert "Traceback" not in asked.stderr
-
-
 def test_a_service_that_refuses_ends_the_copy_with_its_words(run_dir):
     (run_dir / "exports").touch()  # a file where a folder must be
     asked = vcpo("export", run_dir, "--to", "tensorboard")

@@ -12,10 +12,10 @@ from dataclasses import replace
 
 import pytest
 
-from tests.fixtures.host import PATIENCE_S, ROOT, RUN, SERVE, HostFixture
-from tests.fixtures.records import EVALUATION, STEP
+from tests.fixtures.host import PATIENCE_S, ROOT, SERVE, HostFixture
+from tests.fixtures.records import STEP
 from vcpo.local.terminal.summary import Ending
-from vcpo.records.journal import HOST_STARTED, EventRecord, Journal, read_events
+from vcpo.records.journal import EventRecord, Journal
 
 
 @pytest.fixture
@@ -234,30 +234,6 @@ async def test_a_run_that_never_updated_is_no_plain_success(fixture):
     assert outcome.ending is Ending.COMPLETE_WITHOUT_UPDATE
     assert fixture.events("Complete") == [f"300 steps. {outcome.message}"]
     assert "(3 of 3 were skipped)" in outcome.message
-
-
-async def test_a_run_that_collapsed_ends_with_that_word(fixture):
-    fixture.start()
-    await fixture.until_answered("learner")
-    journal = Journal(fixture.directory.path)
-    journal.step(replace(STEP, step=RUN.spec.steps))
-    for step, accuracy in ((0, 0.9), (1, 0.1)):
-        journal.evaluation(replace(EVALUATION, step=step, accuracy=accuracy))
-    fixture.tell("complete")
-    outcome = await fixture.outcome()
-    assert outcome.ending is Ending.COLLAPSED
-    assert fixture.view.views[-1].phase == "collapsed"
-    assert fixture.events("Collapsed") == [f"300 steps. {outcome.message}"]
-    assert fixture.events("Complete") == []
-
-
-async def test_the_first_event_of_a_run_is_its_start(fixture):
-    fixture.start()
-    await fixture.until_answered("learner")
-    first = read_events(fixture.directory.path)[0]
-    assert (first.source, first.kind) == ("host", HOST_STARTED)
-    fixture.tell("complete")
-    await fixture.outcome()
 
 
 async def test_an_interrupted_run_ends_with_nobody_left(fixture):

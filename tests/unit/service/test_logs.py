@@ -80,12 +80,6 @@ def test_of_a_progress_bar_the_last_state_is_logged():
     assert line["message"] == " 2/2"
 
 
-def test_a_warning_is_a_line():
-    line = only("import warnings; warnings.warn('old', stacklevel=1)")
-    assert (line["level"], line["logger"]) == ("WARNING", "py.warnings")
-    assert "UserWarning: old" in line["message"]
-
-
 @pytest.mark.parametrize(
     ("code", "level"),
     [
@@ -144,11 +138,6 @@ def test_text_is_for_people():
     assert line.endswith(" INFO serving")
 
 
-def test_an_unknown_form_is_refused_with_the_variable_and_what_it_may_be():
-    told = said("", VCPO_LOG_FORMAT="xml")
-    assert told.endswith("ValueError: VCPO_LOG_FORMAT: must be text or json, got 'xml'\n")
-
-
 MOMENT_UNIX_S = 1_600_000_000.25  # 2020-09-13 12:26:40.250 UTC
 
 
@@ -185,10 +174,6 @@ def test_a_line_holds_time_level_logger_message_and_the_fields_of_its_process():
         "part": "learner",
         "run": "demo",
     }
-
-
-def test_the_fields_of_a_call_have_priority():
-    assert json.loads(line_of({"version": 1}, extra={"version": 2}))["version"] == 2
 
 
 def test_a_line_of_kopf_names_the_run_of_its_object():

@@ -68,11 +68,6 @@ def test_tokens_added_to_a_tokenizer_are_tokens():
     assert Vocabulary.of(tokenizer, num_rows=12) == Vocabulary(num_tokens=5)
 
 
-def test_tokens_without_a_row_are_no_tokens_of_the_model():
-    found = Vocabulary.of(tokenizer_of([0, 2, 5, 9, 20]), num_rows=8)
-    assert found == Vocabulary(num_tokens=8, holes=(1, 3, 4, 6, 7))
-
-
 def test_a_token_that_looks_like_another_is_no_hole():
     assert Vocabulary.of(Lossy(), num_rows=12) == Vocabulary(num_tokens=4)
 
@@ -171,20 +166,6 @@ def test_one_who_is_patient_gets_the_lock_of_a_process_that_ends(holder, tmp_pat
         assert clock.now_s > 0
 
 
-def test_patience_ends(holder, tmp_path):
-    clock = Clock()
-    patient = run_lock(tmp_path, LockHolder.LEARNER, patience_s=9, clock=clock, sleep=clock.sleep)
-    with pytest.raises(RunLockedError), patient:
-        pass
-    assert clock.now_s == pytest.approx(9, abs=0.2)
-
-
-def test_a_lock_that_was_released_can_be_taken_again(tmp_path):
-    for _ in range(2):
-        with run_lock(tmp_path / "new", LockHolder.HOST):
-            pass
-
-
 def test_a_holder_that_has_not_signed_yet_is_still_a_holder(holder, tmp_path):
     (tmp_path / "learner.lock").write_text("")
     expected = "another learner works on this run; wait until it ends, stop that process"
@@ -272,11 +253,6 @@ def test_code_of_a_repository_needs_the_users_word():
     assert problem_of(CUSTOM, is_known=False, trust_remote_code=True) is None
 
 
-def test_a_family_that_nobody_has_code_for_asks_for_a_newer_library():
-    said = "a family (house_model) that the installed transformers lacks; install a newer one"
-    assert said in problem_of({"model_type": "house_model"}, is_known=False)
-
-
 def test_every_causal_family_of_the_library_is_known_and_none_is_refused_by_its_class():
     for family, name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items():
         config = {"model_type": family, "architectures": [name] if isinstance(name, str) else name}
@@ -312,11 +288,6 @@ def test_what_the_user_must_put_right_while_starting_is_a_start_error(problem):
         raise problem
 
 
-def test_a_bug_while_starting_stays_a_bug():
-    with pytest.raises(KeyError), start_errors():
-        raise KeyError("bug")
-
-
 @pytest.fixture
 def service() -> Iterator[subprocess.Popen[str]]:
     """A process that serves until it is told, in one of the two ways, to stop."""
@@ -333,24 +304,10 @@ def last_words(service: subprocess.Popen[str]) -> str:
     return service.stdout.read()
 
 
-def test_a_ready_file_is_read_as_it_was_written(tmp_path):
-    write_ready(tmp_path / "learner.json", READY)
-    assert read_ready(tmp_path / "learner.json") == READY
-
-
-def test_a_ready_file_leaves_nothing_beside_it(tmp_path):
-    write_ready(tmp_path / "learner.json", READY)
-    assert [path.name for path in tmp_path.iterdir()] == ["learner.json"]
-
-
 def test_a_ready_file_replaces_the_one_before(tmp_path):
     write_ready(tmp_path / "learner.json", Ready(pid=1, grpc_port=2, metrics_port=3))
     write_ready(tmp_path / "learner.json", READY)
     assert read_ready(tmp_path / "learner.json") == READY
-
-
-def test_a_service_that_is_not_up_has_no_ready_file(tmp_path):
-    assert read_ready(tmp_path / "learner.json") is None
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -362,13 +319,6 @@ def test_a_signal_asks_a_service_to_stop(service, number):
 def test_the_end_of_its_parent_stops_a_service(service):
     said, _ = service.communicate(timeout=TIMEOUT_S)  # closes the service's standard input
     assert (said, service.returncode) == ("the host process has ended\n", 0)
-
-
-def test_what_a_parent_says_does_not_stop_a_service(service):
-    service.stdin.write("anything\n" * 1000)
-    service.stdin.flush()
-    service.send_signal(signal.SIGTERM)
-    assert last_words(service) == "SIGTERM\n"
 
 
 @pytest.mark.parametrize(

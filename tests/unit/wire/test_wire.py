@@ -1,9 +1,6 @@
 from __future__ import annotations
 
-import copy
-import pickle
 import re
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -24,7 +21,6 @@ from vcpo.wire.access.roles import (
 from vcpo.wire.client import open_channel
 from vcpo.wire.errors import InvalidMessageError, check_id, check_wait
 from vcpo.wire.failures import (
-    MAX_DISTINCT,
     Failure,
     FailureCause,
     FailureCounts,
@@ -34,8 +30,6 @@ from vcpo.wire.failures import (
 )
 from vcpo.wire.limits import CHANNEL_OPTIONS
 from vcpo.wire.packing import (
-    PackedLogprobs,
-    PackedTokenIds,
     pack_logprobs,
     pack_token_ids,
     unpack_logprobs,
@@ -53,21 +47,11 @@ from vcpo.wire.v1 import (
 )
 
 
-@pytest.mark.parametrize("size", [1, 256])
-def test_an_id_within_bounds_is_accepted(size):
-    check_id("worker_id", "w" * size)
-
-
 def test_an_id_may_not_be_empty():
     with pytest.raises(
         InvalidMessageError, match=r"^worker_id: must be 1 to 256 characters, got ''$"
     ):
         check_id("worker_id", "")
-
-
-@pytest.mark.parametrize("wait_s", [0.0, 0.5, 30.0])
-def test_a_wait_within_bounds_is_returned(wait_s):
-    assert check_wait("wait_seconds", wait_s) == wait_s
 
 
 @pytest.mark.parametrize("wait_s", [-0.1, 30.1, float("nan"), float("inf")])
@@ -88,11 +72,6 @@ def test_a_wait_outside_is_named(wait_s):
 def test_a_phase_has_its_number_in_both_directions(phase, number):
     assert phase_to_message(phase) == number
     assert phase_from_message(number) is phase
-
-
-def test_every_phase_of_the_wire_but_the_unspecified_is_ours():
-    numbers = set(work_pb2.RunPhase.values()) - {work_pb2.RUN_PHASE_UNSPECIFIED}
-    assert numbers == {phase_to_message(phase) for phase in RunPhase}
 
 
 @pytest.mark.parametrize("number", [work_pb2.RUN_PHASE_UNSPECIFIED, 99])
@@ -146,13 +125,6 @@ def test_token_ids_read_as_the_sequence_that_was_packed(token_ids):
     assert packed[::2] == token_ids[::2]
 
 
-@given(TOKEN_IDS, TOKEN_IDS)
-def test_token_ids_are_equal_when_their_numbers_are(first, second):
-    packed = [PackedTokenIds(pack_token_ids(each)) for each in (first, second)]
-    assert (packed[0] == packed[1]) is (first == second)
-    assert (packed[0] == second) is (first == second)
-
-
 def test_logprobs_are_the_float32_numbers_of_the_wire():
     packed = unpack_logprobs("logprobs", pack_logprobs([-0.5, -0.0, -1.25]), count=3)
     assert packed == (-0.5, 0.0, -1.25)
@@ -161,35 +133,10 @@ def test_logprobs_are_the_float32_numbers_of_the_wire():
     assert packed != "abc"
 
 
-def test_what_is_packed_is_handed_on_without_a_copy():
-    token_ids = PackedTokenIds(pack_token_ids([1, 2]))
-    assert pack_token_ids(token_ids) is token_ids.data
-    logprobs = PackedLogprobs(pack_logprobs([-1.0]))
-    assert pack_logprobs(logprobs) is logprobs.data
-
-
-def test_packed_numbers_can_be_copied_and_pickled():
-    packed = PackedTokenIds(pack_token_ids([7, 8]))
-    assert copy.deepcopy(packed) == packed
-    assert pickle.loads(pickle.dumps(packed)) == packed
-
-
-def test_a_number_takes_four_bytes():
-    packed = PackedLogprobs(bytes(4 * 10_000))
-    assert sys.getsizeof(packed) + sys.getsizeof(packed.data) < 4.1 * 10_000
-    assert not hasattr(packed, "__dict__")
-
-
 def failure(message="no item 7", *, cause=FailureCause.REWARD, line=12):
     return Failure(
         cause=cause, exception_type="KeyError", message=message, location=f"/app/task.py:{line}"
     )
-
-
-def test_a_failure_is_said_in_one_line():
-    assert failure().sentence == "reward: KeyError: no item 7 (/app/task.py:12)"
-    wrong = Failure(cause=FailureCause.TYPE, message="must return a number, got None")
-    assert wrong.sentence == "type: must return a number, got None"
 
 
 def test_the_first_and_every_hundredth_of_the_same_are_worth_a_line():
@@ -209,22 +156,10 @@ def test_another_line_of_code_or_cause_is_another_failure():
     assert [one.latest for one in counts] == others[::-1]
 
 
-def test_no_more_than_a_few_distinct_failures_are_kept():
-    counts = FailureCounts()
-    lines = [counts.add(failure(line=line)) for line in range(1000)]
-    assert len(list(counts)) == MAX_DISTINCT
-    assert lines[MAX_DISTINCT:] == [None] * (1000 - MAX_DISTINCT)
-
-
 @pytest.mark.parametrize("cause", FailureCause)
 def test_a_failure_travels_whole(cause):
     sent = failure(cause=cause)
     assert failure_from_message(failure_to_message(sent)) == sent
-
-
-def test_a_message_without_a_cause_is_an_unknown_failure():
-    message = work_pb2.Failure(kind=work_pb2.FAILURE_KIND_ENVIRONMENT, message="from before")
-    assert failure_from_message(message).sentence == "unknown: from before"
 
 
 def test_a_long_text_from_the_wire_is_truncated_to_one_short_line():

@@ -84,22 +84,6 @@ def has_ended(pid_descriptor: int) -> bool:
     return bool(readable)
 
 
-def test_a_child_that_runs_has_no_exit_code(start):
-    assert start(OBEDIENT).exit_code is None
-
-
-def test_a_child_that_ended_has_its_exit_code(start):
-    child = start("raise SystemExit(3)")
-    child.process.wait(TIMEOUT_S)
-    assert child.exit_code == 3
-
-
-def test_what_a_child_says_is_in_its_log(start):
-    child = start("import sys; print('one'); sys.stdout.flush(); sys.exit('two\\nthree')")
-    child.process.wait(TIMEOUT_S)
-    assert child.log.read_text() == "one\ntwo\nthree\n"
-
-
 def test_what_the_user_must_put_right_is_reported_without_what_was_logged_before_it(start):
     child = start(
         "from vcpo.service.lifecycle import StartError, report_start_error; import sys;"
@@ -137,13 +121,6 @@ def test_a_killed_child_is_reported_by_its_signal_alone(start):
     assert child.describe_failure() == f"{expected} (log: {child.log})"
 
 
-def test_a_child_killed_for_its_silence_is_reported_so(start):
-    child = start(OBEDIENT)
-    child.kill_hung(61.2)
-    child.process.wait(TIMEOUT_S)
-    assert child.describe_failure() == f"did not answer for 61 s and was killed (log: {child.log})"
-
-
 def test_a_child_started_again_adds_to_its_log(tmp_path):
     for word in ("first", "second"):
         child = start_child(
@@ -158,33 +135,9 @@ def test_a_child_started_again_adds_to_its_log(tmp_path):
     assert child.log.read_text() == "first\nsecond\n"
 
 
-def test_a_child_gets_its_own_environment_on_top_of_ours(start, monkeypatch):
-    monkeypatch.setenv("OURS", "1")
-    child = start("import os; print(os.environ['OURS'], os.environ['ITS_OWN'])", ITS_OWN="2")
-    child.process.wait(TIMEOUT_S)
-    assert child.log.read_text() == "1 2\n"
-
-
-def test_a_child_leads_a_session_of_its_own(start):
-    child = start(OBEDIENT)
-    assert os.getsid(child.process.pid) == child.process.pid != os.getsid(0)
-
-
-def test_a_child_is_ready_once_its_file_says_so(start):
-    child = start(OBEDIENT)
-    assert child.ready is None
-    ready = Ready(pid=1, grpc_port=2, metrics_port=3)
-    write_ready(child.ready_file, ready)
-    assert child.ready == ready
-
-
 def test_a_ready_file_of_an_earlier_process_is_ignored(start, tmp_path):
     write_ready(tmp_path / "child-0.json", Ready(pid=1, grpc_port=2, metrics_port=3))
     assert start(OBEDIENT).ready is None
-
-
-async def test_all_are_waited_for(start):
-    assert await wait_for_exit([start(""), start("")], TIMEOUT_S) == []
 
 
 async def test_processes_that_have_not_ended_in_time_are_reported(start):
@@ -211,16 +164,6 @@ async def test_a_stubborn_child_is_killed(start, tmp_path):
     assert child.exit_code == -signal.SIGKILL
 
 
-async def test_stopping_the_stopped_is_harmless(start):
-    child = start("raise SystemExit(3)")
-    child.process.wait(TIMEOUT_S)
-    await stop_children([child], TIMEOUT_S)
-    await stop_children([child], TIMEOUT_S)
-    child.terminate()
-    child.kill()
-    assert child.exit_code == 3
-
-
 async def test_nobody_elses_process_is_touched(start):
     command = [sys.executable, "-c", OBEDIENT]
     with subprocess.Popen(command, stdin=subprocess.PIPE) as bystander:
@@ -228,12 +171,6 @@ async def test_nobody_elses_process_is_touched(start):
         assert bystander.poll() is None
         bystander.communicate(timeout=TIMEOUT_S)
     assert bystander.returncode == 0
-
-
-def test_a_child_that_is_let_go_takes_that_for_the_hosts_end(start):
-    child = start(OBEDIENT)
-    child.close_stdin()
-    assert child.process.wait(TIMEOUT_S) == 0
 
 
 SERVICE = f"""
