@@ -36,19 +36,6 @@ def model_with(folder, **changes):
     return str(folder)
 
 
-@pytest.mark.parametrize("load", [load_policy, build_skeleton])
-def test_a_configuration_that_contradicts_itself_is_named_by_the_learner(load, tmp_path):
-    name = model_with(tmp_path / "model", num_hidden_layers="two")
-    with pytest.raises(StartError, match=r"spec\.model\.name: cannot load .*num_hidden_layers"):
-        load(name, None)
-
-
-def test_a_configuration_that_contradicts_itself_is_named_by_a_worker(tmp_path):
-    name = model_with(tmp_path / "model", num_hidden_layers="two")
-    with pytest.raises(ValueError, match=r"spec\.model\.name.*without a usable model"):
-        load_model_skeleton(name)
-
-
 def said_by_all(name):
     run = parse_run(f"""
         metadata: {{name: r}}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -145,15 +144,6 @@ def test_a_skipped_step_is_a_mark_and_a_gap_and_no_zero(page):
     assert "c0304a" in colors_of(page, "step-size")
 
 
-def test_a_logarithmic_axis_has_powers_of_ten(page):
-    assert ticks(page, "kl-per-token", axis=1) == ["0.001", "0.01", "0.1", "1"]
-
-
-def test_a_small_chart_without_numbers_is_left_out(page):
-    assert page.ask("document.getElementById('chart-surprisal-nats').hidden") is True
-    assert page.ask("document.getElementById('chart-kl-per-token').hidden") is False
-
-
 def test_no_script_in_a_message_is_run_and_the_page_asks_for_nothing(page, report):
     assert page.ask("document.title").strip() == "countdown · VCPO report"
     asked = {each["request"]["url"] for each in page.told("Network.requestWillBeSent")}
@@ -189,11 +179,6 @@ def test_a_legend_entry_hides_its_curve_and_brings_it_back(page):
     assert column_of(page, "lag", "max") == before
 
 
-def test_the_horizontal_axis_can_be_time(page):
-    click(page, "[data-x=time]")
-    assert ticks(page) == ["0s", "2m", "4m", "6m", "8m", "10m", "12m"]
-
-
 def test_a_long_run_is_drawn_as_the_envelope_of_its_steps(browser, tmp_path):
     page = browser.page(write_report(write_run(tmp_path, num_steps=1600)).as_uri())
     page.mouse("Moved", *middle_of(page, "#chart-reward .u-over"))
@@ -202,27 +187,3 @@ def test_a_long_run_is_drawn_as_the_envelope_of_its_steps(browser, tmp_path):
     assert len(strokes) == 1600  # two ends for each pair of steps
     assert min(strokes) == pytest.approx(0.3, abs=1e-3)
     assert max(strokes) == pytest.approx(0.7, abs=1e-3)
-
-
-def test_numbers_of_any_size_are_drawn(browser, tmp_path):
-    journal = Journal(write_run(tmp_path, num_steps=1))
-    for step, size in enumerate((1e-300, 1e9, 1e299), start=2):
-        extremes = {"reward_mean": -size, "gradient_norm": size, "dropped": {"lag": 10**step}}
-        journal.step(replace(a_step(step), **extremes, diagnostics={"kl_per_token": size}))
-    page = browser.page(write_report(tmp_path).as_uri())
-    assert page.told(*MESSAGES) == []
-
-
-def test_a_run_that_failed_before_its_first_step_has_its_cause_and_no_charts(browser, tmp_path):
-    (tmp_path / "spec.yaml").write_text(SPEC)
-    Journal(tmp_path).event(event(70.0, "Failed", "main-0 cannot start"))
-    page = browser.page(write_report(tmp_path).as_uri())
-    assert (page.words(".state"), page.words(".failure")) == (
-        "failed",
-        "The run failed: main-0 cannot start",
-    )
-    shown = (
-        "[...document.querySelectorAll('figure, .toolbar')].filter((one) => one.checkVisibility())"
-    )
-    assert page.ask(f"{shown}.length") == 0
-    assert page.told(*MESSAGES) == []

@@ -94,14 +94,6 @@ def test_sampler_and_learner_agree_with_any_number_of_spare_rows(num_spare, hole
         assert not layer.weight.grad[spare].any()
 
 
-def test_what_spare_rows_hold_changes_no_token_and_no_number():
-    ids = [0, 1, 3, 5, 7, 8]
-    first, second = (
-        sampled(build(ids, num_spare=9, tied=False, size=size)) for size in (0.0, 1e30)
-    )
-    assert first == second
-
-
 def test_a_prompt_with_an_id_that_no_token_has_is_refused():
     limits = RequestLimits.of(build([0, 1, 3, 5, 7, 8], num_spare=9, tied=False, size=0.0))
     limits.check(request_for((8,)))

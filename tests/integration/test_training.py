@@ -11,7 +11,6 @@ import pytest
 
 import vcpo
 from tests.integration.local_run import ROOT, SPEC, wait_for_exit
-from vcpo.api import SpecError
 from vcpo.local.run_dir import RunDir
 from vcpo.local.training import TrainingError
 from vcpo.records.journal import read_metrics
@@ -71,14 +70,6 @@ def test_a_run_that_is_closed_has_no_further_steps_and_is_no_error(file: Path) -
         signal.signal(signal.SIGINT, before)
     assert list(training) == []
     assert training.wait()["state"] == "interrupted"
-
-
-def test_a_file_that_is_no_run_is_refused_at_once(file: Path) -> None:
-    with pytest.raises(SpecError, match=r"spec\.steps"):
-        vcpo.train(file, changes={"steps": 0})
-    with pytest.raises(ValueError, match="resume: needs run_dir"):
-        vcpo.train(file, resume=True)
-    assert not Path("runs").exists()
 
 
 def test_what_the_command_says_of_a_run_that_cannot_start_is_the_error(file: Path) -> None:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.observation.local_runs import HEALTHY, ROOT, VLLM, Observation, ObservedRun
+from tests.observation.local_runs import Observation, ObservedRun
 
 
 def result_of(run: ObservedRun) -> dict[str, Any]:
@@ -17,13 +15,6 @@ def result_of(run: ObservedRun) -> dict[str, Any]:
     lines = [line for line in run.output.splitlines() if line.startswith("{")]
     result: dict[str, Any] = json.loads(lines[-1])
     return result
-
-
-@pytest.mark.parametrize(("word", "spec"), [("demo", HEALTHY), ("demo-vllm", VLLM)])
-def test_make_starts_what_is_observed(word: str, spec: Path) -> None:
-    command = ["make", "--dry-run", "--no-print-directory", word]
-    printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    assert printed.splitlines()[-1] == f".venv/bin/vcpo run {spec.relative_to(ROOT)} --json"
 
 
 @pytest.mark.parametrize("name", ["healthy", "vllm"])
