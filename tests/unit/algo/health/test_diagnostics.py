@@ -63,18 +63,6 @@ def test_norms_belong_to_the_trajectories_of_the_groups():
         diagnosis(gradient_norms=[1.0, 1.0, 1.0])
 
 
-def test_what_was_not_measured_is_none():
-    found = diagnosis()
-    assert found.top_gradient_share is None
-    assert found.baseline_weight_concentration is None
-    assert diagnosis(gradient_norms=[0.0] * 4).baseline_weight_concentration is None
-
-
-def test_the_top_trajectory_of_a_small_batch_is_its_top_percent():
-    # |k| h: 2, 3, 5
-    assert top_gradient_share([1.0, 3.0, 0.5], [2.0, -1.0, 10.0]) == pytest.approx(0.5)
-
-
 def test_two_of_two_hundred_are_the_top_percent():
     assert top_gradient_share([1.0] * 198 + [51.0] * 2, [1.0] * 200) == pytest.approx(0.34)
 
