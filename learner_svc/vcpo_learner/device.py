@@ -17,8 +17,6 @@ def let_segments_grow(environment: MutableMapping[str, str]) -> None:
 
     Micro-batches differ in length, and segments of fixed sizes then leave holes that nothing fits.
     To be called before the process uses its GPU.
-
-    environment: of the process; a CPU does not look at it.
     """
     if not _ALLOCATOR_VARIABLES & environment.keys():
         environment["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"

@@ -88,9 +88,8 @@ def micro_steps(
 
     lengths: [n] tokens, at least 1.
     Returns: [num_micro_steps][num_ranks] lists that together hold each of 0..n-1 once; an empty
-    list is an idle rank. As few micro-steps as the budget allows with neighbors in length together.
-    One rank fills each micro-batch. Several ranks share the work: the largest of their
-    micro-batches, in tokens, is the smallest possible for this number of them.
+    list is an idle rank. As few micro-steps as the budget allows; the largest micro-batch, in
+    tokens, is the smallest possible for this number of them.
     """
     runs = _shared_runs(_by_length(lengths), lengths, num_ranks, budget)
     return [_fill_up(step, num_ranks) for step in _in_parts(runs, num_ranks)]

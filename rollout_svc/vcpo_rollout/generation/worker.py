@@ -252,8 +252,7 @@ class Worker:
 def interrupt_after_s(timeout_s: float) -> float:
     """Return the seconds from a lease's arrival to its interruption, less than `timeout_s`.
 
-    The rest of the lease covers the current decoding step, the call that releases the lease, and
-    the time that the lease itself took to arrive, which only the learner's clock counts.
+    The rest covers the decoding step, the release, and the way of the lease to the worker.
 
     timeout_s: seconds from the grant to the lease's expiry, above 0.
     """
