@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import pytest
 from ruamel.yaml import YAML
 
 from tests.fixtures.operator.runs import render_run
@@ -52,9 +51,8 @@ def test_rdma_pins_memory_and_leaves_the_gpus_and_the_workers_as_they_are():
     assert made["rollout"]["spec"] == plain["rollout"]["spec"]
 
 
-@pytest.mark.parametrize("block", [0, 1])
-def test_a_gang_is_all_pods_of_learner_and_least_workers(block):
-    recipe, group = blocks("Queues and gangs")[block]
+def test_a_gang_is_all_pods_of_learner_and_least_workers():
+    ((recipe, group),) = blocks("Queues and gangs")
     spec = READ.load(EXAMPLE.read_text())["spec"]
     least = spec["learner"]["replicas"] + sum(each["minReplicas"] for each in spec["rollouts"])
     assert group["spec"]["minMember"] == least
