@@ -333,7 +333,7 @@ def test_the_best_is_the_most_accurate_that_has_a_checkpoint_and_the_latest_of_e
         ([50, 100, 150], [50, 100, 150], {100, 150}),
         ([50, 100, 150], [50], {50, 150}),  # the last good one takes the place of 100
         ([50, 100, 150], [], {100, 150}),  # without rollbacks, or nothing is good
-        ([5, 15, 20], [5, 15, 20], {5, 15, 20}),  # 5 is old enough, and 15 is the next to be
+        ([9, 15, 20], [9, 15, 20], {9, 15, 20}),  # 9 is just old enough, and 15 is the next to be
         ([5, 10, 25, 30], [5, 10, 25, 30], {10, 25, 30}),
     ],
 )

@@ -208,7 +208,8 @@ def with_equal_rewards(model, groups):
 )
 def test_a_step_that_is_skipped_moves_neither_parameters_nor_moments(spoil, reason):
     model = seeded_model(llama)
-    update = PolicyUpdate(model, with_optimizer(make_spec(), weight_decay=0.1), PAD)
+    spec = with_optimizer(make_spec(baseline="groupMean"), weight_decay=0.1)
+    update = PolicyUpdate(model, spec, PAD)
     groups = sampled_groups(model)
     update.step(groups, policy_version=9)
     parameters, moments = flat(model), first_moments(update).clone()
