@@ -51,6 +51,7 @@ class TestSplitModel:
 WORKER = """
 import asyncio, json, multiprocessing, os, sys
 from pathlib import Path
+from tests.fixtures.rollout.models import request_for
 from tests.unit.rollout.engines.vllm.test_tensor_parallel import NUM_PROCESSES, PROMPT
 from tests.unit.rollout.engines.vllm.tiny_adapters import LORA, make_adapters, version_of
 from tests.unit.rollout.engines.vllm.tiny_vllm import build, start
