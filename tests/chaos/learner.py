@@ -175,7 +175,7 @@ def _watched_resume(witness: Witness) -> Callable[[Recovery], int]:
     @wraps(resume)
     def watched(self: Recovery) -> int:
         step = resume(self)
-        held = waiting_ids(self._dispatcher.ledger)
+        held = waiting_ids(self.dispatcher.ledger)
         witness.say("resumed", step=step, ids=sorted(held))
         witness.die_at("resume")
         return step

@@ -17,6 +17,7 @@ import logging
 import math
 from collections import defaultdict
 from collections.abc import Sequence
+from threading import Lock
 from typing import Final
 
 import numpy as np
@@ -106,6 +107,7 @@ class _FullSet:
         self.payload: Payload = b""
         self.rows: list[dict[str, Bits]] = [{} for _ in manifests]
         """By shard: the elements of its rows of each tensor, flat, in the payload's memory."""
+        self._allocating = Lock()
 
     def holds(self, manifests: _Manifests) -> bool:
         return self._layout == _layout(manifests)
@@ -120,8 +122,9 @@ class _FullSet:
         if self._is_in_one_shard:
             self.payload, self.rows[shard] = content, found
             return
-        if not self.payload:
-            self._allocate()
+        with self._allocating:  # each shard arrives in a thread of its own
+            if not self.payload:
+                self._allocate()
         for name, rows in self.rows[shard].items():
             rows[:] = found[name].view(rows.dtype)
 

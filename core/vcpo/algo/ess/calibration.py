@@ -27,6 +27,7 @@ import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain
+from statistics import median
 from typing import Final, Self
 
 from vcpo.algo.arrays import Vector, counts
@@ -63,7 +64,8 @@ _CONFIDENCE: Final = 2.0
 """Half width of the intervals that must intersect, in standard errors."""
 
 _AGREEMENT: Final = 2.0
-"""Standard errors of its own by which a worker may lie above the quartile and be pooled."""
+"""Standard errors, its own or the quartile's, by which a worker may lie above the quartile and be
+pooled."""
 
 STALE_STEPS: Final = 32
 """Steps without fresh blocks in which the variance of the estimate doubles; it then counts as
@@ -199,14 +201,22 @@ def run_estimate(blocks: Sequence[FreshBlock]) -> MismatchEstimate | None:
         return None
     known.sort(key=lambda one: one[0].variance_per_token)
     estimates = [found for found, _ in known]
+    # A worker whose newest blocks alone count, by a change or by chance, has a smaller say.
+    usual = median(each.count for each in estimates)
+    says = [min(1.0, each.count / usual) for each in estimates]
     typical = min(
-        _quartile(estimates, [weight for _, weight in known], unknown),
-        _quartile(estimates, [1] * len(known)),
+        _quartile(
+            estimates, [say * weight for say, (_, weight) in zip(says, known, strict=True)], unknown
+        ),
+        _quartile(estimates, says),
+        key=lambda one: one.variance_per_token,
     )
     agreeing = [
         each
         for each in estimates
-        if each.variance_per_token <= typical * (1.0 + _AGREEMENT * each.relative_error)
+        if each.variance_per_token
+        <= typical.variance_per_token
+        * (1.0 + _AGREEMENT * max(each.relative_error, typical.relative_error))
     ]
     count = sum(each.count for each in agreeing)
     total = math.fsum(each.count * each.variance_per_token for each in agreeing)
@@ -214,14 +224,14 @@ def run_estimate(blocks: Sequence[FreshBlock]) -> MismatchEstimate | None:
 
 
 def _quartile(
-    estimates: Sequence[MismatchEstimate], weights: Sequence[int], num_unknown: int = 0
-) -> float:
+    estimates: Sequence[MismatchEstimate], weights: Sequence[float], num_unknown: int = 0
+) -> MismatchEstimate:
     """Return the lower quartile of estimates, lowest first, above so many without mismatch."""
     reached = accumulate(weights, initial=num_unknown)
     next(reached)
     quarter = (num_unknown + sum(weights)) / 4.0
     rows = zip(estimates, reached, strict=True)
-    return next(each.variance_per_token for each, below in rows if below >= quarter)
+    return next(each for each, below in rows if below >= quarter)
 
 
 def worker_estimate(blocks: Sequence[FreshBlock]) -> MismatchEstimate:

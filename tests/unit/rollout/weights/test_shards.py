@@ -1,6 +1,7 @@
 """A version in shards arrives from several servers, exactly or not at all."""
 
 import contextlib
+from threading import Thread
 
 import pytest
 import torch
@@ -15,7 +16,8 @@ from tests.fixtures.rollout.shards import (
     sharded_learner,
     with_changes,
 )
-from vcpo.wire.weights import CorruptWeightsError
+from vcpo.wire.weights import CorruptWeightsError, shards_of
+from vcpo_rollout.weights.fetcher import _FullSet
 
 THREE_RANKS = {
     "layer.weight": (0, 24, 25, 64),
@@ -48,6 +50,29 @@ async def test_shards_arrive_whole_and_then_as_deltas_each_from_its_own_server(c
         assert patched.payload is whole.payload
         assert max(sent(learner)[:2]) < len(files[0]) / 2
     assert (patched.policy_version, patched.changes.base_policy_version) == (1, 0)
+
+
+async def test_a_shard_that_arrives_while_room_is_made_for_another_is_not_lost(monkeypatch):
+    allocate = _FullSet._allocate
+    later: list[Thread] = []
+
+    def slow(self):
+        if not later:
+            later.append(Thread(target=arrive, args=[self, 1]))
+            later[0].start()
+            later[0].join(0.2)  # as long as it may take if nothing holds it up
+        allocate(self)
+
+    def arrive(full_set, shard):
+        full_set.take(shard, bytearray(learner.shard_file(shard, VERSIONS[0])))
+
+    monkeypatch.setattr(_FullSet, "_allocate", slow)
+    with sharded_learner(TWO_RANKS) as learner:
+        learner.publish(0, VERSIONS[0])
+        full_set = _FullSet(shards_of(learner.manifest()))
+        arrive(full_set, 0)
+        later[0].join()
+    assert all(rows.any() for shard in full_set.rows for rows in shard.values())
 
 
 async def test_changes_stand_where_they_are_in_the_whole_tensor():
