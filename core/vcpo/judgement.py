@@ -55,12 +55,10 @@ class Evidence:
 
     @property
     def is_over(self) -> bool:
-        """Whether the run takes no further step."""
         return self.phase in {"failed", "collapsed", "no update", "complete", "stopped"}
 
     @property
     def level(self) -> WarningLevel:
-        """Early warning after the last step."""
         return self.signals.warning_level or WarningLevel.OK
 
 

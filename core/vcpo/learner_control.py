@@ -73,7 +73,6 @@ class LearnerControl:
         await self._control.SetThrottle(request, timeout=CALL_TIMEOUT_S)
 
     async def drain(self, reason: str) -> None:
-        """Ask the learner to finish its step, write a checkpoint and exit."""
         request = control_pb2.DrainRequest(reason=reason)
         await self._control.Drain(request, timeout=CALL_TIMEOUT_S)
 
@@ -84,12 +83,10 @@ class LearnerControl:
         return response.num_released
 
     async def reopen(self, channel: grpc.aio.Channel) -> None:
-        """Close the channel and go on over another one."""
         await self._channel.close()
         self._channel, self._control = channel, control_pb2_grpc.ControlServiceStub(channel)
 
     async def close(self) -> None:
-        """Close the channel."""
         await self._channel.close()
 
 

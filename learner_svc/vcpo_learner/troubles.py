@@ -122,7 +122,6 @@ class Troubles:
         return 0 if row is None else row.number
 
     def lasting_s(self, kind: Trouble, who: str = "") -> float:
-        """Return for how many seconds the present row has lasted."""
         row = self._rows.get((kind, who))
         return 0.0 if row is None else self._clock() - row.began_s
 

@@ -66,10 +66,6 @@ def test_nothing_shadows_the_operator_module_of_python():
     assert (ROOT / "operator" / "vcpo_operator" / "__init__.py").exists()
 
 
-def test_tests_are_no_package():
-    assert list((ROOT / "tests").rglob("__init__.py")) == []
-
-
 def test_core_and_operator_load_nothing_heavy():
     # In a fresh interpreter, since this one may have loaded anything.
     command = [sys.executable, "-c", IMPORT_EVERYTHING, "vcpo vcpo_operator"]

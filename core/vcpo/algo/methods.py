@@ -215,7 +215,6 @@ class LossConfig:
 
     @property
     def largest_weight(self) -> float:
-        """The cap, or exp(`LARGEST_LOG_RATIO`) if there is no cap, so that nothing overflows."""
         return min(self.weight_cap, math.exp(LARGEST_LOG_RATIO))
 
     @property
@@ -235,7 +234,6 @@ class LossConfig:
 
     @property
     def is_shipped(self) -> bool:
-        """Whether neither loss nor baseline is a function of the user's own."""
         return self.loss == SURROGATE_LOSS and isinstance(self.baseline, Baseline)
 
     @property

@@ -56,11 +56,9 @@ class ControlDecision:
 
     @property
     def lag_reason(self) -> str:
-        """Why the lag limit is what it is: a clause without a full stop; empty before a change."""
         return "" if self.last_lag_change is None else self.last_lag_change.reason
 
     def condition(self, kind: ConditionType) -> Condition:
-        """Return the condition of this type."""
         return next(each for each in self.conditions if each.type is kind)
 
 

@@ -30,7 +30,6 @@ class GroupLimits:
     """Largest number of workers, >= max(1, min_replicas)."""
 
     def clamp(self, replicas: int) -> int:
-        """Return the nearest number of replicas within the bounds."""
         return min(max(replicas, self.min_replicas), self.max_replicas)
 
 

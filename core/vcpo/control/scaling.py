@@ -88,7 +88,6 @@ class FleetState:
 
     @property
     def total(self) -> int:
-        """Desired number of workers in all groups."""
         return sum(self.replicas.values())
 
 

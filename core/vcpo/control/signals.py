@@ -97,55 +97,44 @@ class RunSignals:
 
     @property
     def step(self) -> int:
-        """Optimizer steps taken."""
         return 0 if self.last is None else self.last.step
 
     @property
     def warning_level(self) -> WarningLevel | None:
-        """Early warning after the last step."""
         return None if self.last is None else WarningLevel(self.last.warning_level)
 
     @property
     def relative_ess_ratio(self) -> float | None:
-        """ESS ratio of the last step as a share of the on-policy one, in [0, 1]."""
         return self._relative(self.last.ess_ratio or None if self.last else None)
 
     @property
     def relative_ess_ratio_mean(self) -> float | None:
-        """Mean ESS ratio of the last steps as a share of the on-policy one, in [0, 1]."""
         return self._relative(self.last.ess_ratio_mean if self.last else None)
 
     @property
     def relative_ess_ratio_low(self) -> float | None:
-        """Low percentile of these ESS ratios as a share of the on-policy one, in [0, 1]."""
         return self._relative(self.last.ess_ratio_low if self.last else None)
 
     @property
     def effective_rate(self) -> EffectiveRate | None:
-        """Learning rate of the last step and its factors; None if it was skipped."""
         return None if self.last is None else self.last.effective_rate
 
     def has_never_updated(self, total_steps: int) -> bool:
-        """Whether all steps of the run were taken, and none made an update."""
         return self.last is not None and 0 < total_steps <= self.last.skipped_steps
 
     @property
     def outstanding(self) -> int:
-        """Trajectories that are leased or buffered."""
         return self.buffered + self.in_flight
 
     @property
     def has_work(self) -> bool:
-        """Whether the learner trains, or drains and still waits for trajectories."""
         has_work_in_flight = self.phase is RunPhase.DRAINING and self.in_flight > 0
         return self.phase is RunPhase.RUNNING or has_work_in_flight
 
     def at_age(self, age_s: float) -> RunSignals:
-        """Return the signals at an age of `age_s` seconds, no longer fresh."""
         return replace(self, age_s=age_s, is_fresh=False)
 
     def has_contact(self, within_s: float) -> bool:
-        """Whether the learner itself reported within the last `within_s` seconds."""
         return not self.is_silent and self.age_s <= within_s
 
     def workers_in_contact(self, within_s: float) -> frozenset[str]:
@@ -156,7 +145,6 @@ class RunSignals:
         return frozenset(name for name, each in workers if each.silent_s + age_s <= within_s)
 
     def is_from_after(self, start_s: float, *, now_s: float) -> bool:
-        """Whether the learner reported this at `start_s` or later; both are Unix times."""
         return now_s - self.age_s >= start_s
 
     def _relative(self, ess_ratio: float | None) -> float | None:

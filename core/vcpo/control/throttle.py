@@ -61,7 +61,6 @@ class ThrottleState:
     """The limit after that halving."""
 
     def clamp(self, max_policy_lag_steps: int) -> ThrottleState:
-        """Return this state with the limit at most `max_policy_lag_steps`."""
         return replace(self, lag_limit_steps=min(self.lag_limit_steps, max_policy_lag_steps))
 
 

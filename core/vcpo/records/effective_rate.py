@@ -26,7 +26,6 @@ class EffectiveRate:
 
     @property
     def share(self) -> float:
-        """Rate as a share of the spec's rate, in [0, 1]."""
         return self.schedule * self.scale * self.backoff
 
     def __str__(self) -> str:

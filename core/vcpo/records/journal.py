@@ -175,7 +175,6 @@ class EventTail:
         self._tail = FileTail(run_dir / EVENTS_FILE, from_start=from_start)
 
     def read(self) -> list[EventRecord]:
-        """Return the events since the last call."""
         found = (_record(EventRecord, entry) for entry in _entries(self._tail.read()))
         return [event for each in found for event in each]
 

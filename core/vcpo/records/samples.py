@@ -62,7 +62,6 @@ class Sample:
 
     @property
     def is_cut(self) -> bool:
-        """Whether the response reached the largest number of new tokens."""
         return self.finish_reason == "length"
 
 

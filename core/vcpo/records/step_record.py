@@ -77,7 +77,6 @@ class UpdateRecord:
 
     @property
     def has_weights(self) -> bool:
-        """Whether every importance weight has a value; no batch has an ESS ratio of 0."""
         return self.ess_ratio > 0.0
 
     @property
@@ -94,7 +93,6 @@ class UpdateRecord:
 
     @property
     def relative_ess_ratio(self) -> float | None:
-        """ESS ratio over the on-policy one, >= 0; None when a weight has no value."""
         return self.ess_ratio / self.on_policy_ess_ratio if self.has_weights else None
 
 

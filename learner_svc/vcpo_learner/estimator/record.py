@@ -95,20 +95,16 @@ class BatchRecord:
 
     @property
     def log_ratios(self) -> Tensor:
-        """[N] float64 log pi - log mu, nats; -inf where the target policy rules a token out."""
         return self.learner_logprobs.double() - self.rollout_logprobs
 
     def sums(self, values: Tensor) -> Tensor:
-        """Return the sum over each trajectory's tokens, [B]; values: [N]."""
         return segment_sums(values, self.lengths)
 
     def spread(self, values: Tensor) -> Tensor:
-        """Return each trajectory's value at each of its tokens, [N]; values: [B]."""
         total = len(self.rollout_logprobs)
         return torch.repeat_interleave(values, self.lengths, output_size=total)
 
     def select(self, values: Tensor, positions: Sequence[int]) -> Tensor:
-        """Return the values of some trajectories' tokens, in this order; values: [N]."""
         # Also of none: a rank may have no trajectory.
         return torch.cat([values[:0], *(values[at:end] for at, end in self._stretches(positions))])
 

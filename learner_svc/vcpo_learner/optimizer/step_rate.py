@@ -73,7 +73,6 @@ class StepRate:
         self.region = self.region.observe(missing_nats, tokens_by_lag, chance_nats, num_weights)
 
     def allowed_rate(self, base_rate: float) -> float:
-        """Return the rate that the trust region allows to the next step, in [0, base_rate]."""
         return base_rate if self.region is None else self.region.largest_rate(base_rate)
 
     def take(self, rate: float | None, allowed: float | None = None) -> None:

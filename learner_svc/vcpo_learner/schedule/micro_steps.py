@@ -63,7 +63,6 @@ class MicroBatchBudget:
         return sum(lengths)
 
     def holds(self, count: int, num_tokens: int) -> bool:
-        """Return whether trajectories fit; num_tokens: as `tokens_of` counts them."""
         fits_tokens = self.tokens is None or num_tokens <= self.tokens
         return count == 1 or (count <= self.trajectories and fits_tokens)
 

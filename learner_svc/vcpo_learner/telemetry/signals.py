@@ -71,7 +71,6 @@ class SignalWindow:
 
     @property
     def last_step(self) -> StepRecord | None:
-        """The newest step; None before the first."""
         return self.steps[-1] if self.steps else None
 
     def start_waiting(self) -> None:
@@ -95,7 +94,6 @@ class SignalWindow:
         self._rollback, self._rolled_back_step = what, self._dispatcher.step
 
     def tokens_per_s(self) -> float:
-        """Return the response tokens accepted per second over the window."""
         first, now = self._marks[0], self._mark()
         return (now.tokens - first.tokens) / max(now.time_s - first.time_s, 1e-9)
 
@@ -132,7 +130,6 @@ class SignalWindow:
         )
 
     def waited_s(self) -> float:
-        """Return the seconds that the learner has waited for batches so far."""
         return self._waited_s + self._waiting_s()
 
     def _waiting_s(self) -> float:

@@ -46,7 +46,6 @@ class MicroStep:
     is_idle: bool
 
     def select_trained(self, values: Tensor) -> Tensor:
-        """Return the values of trained tokens, one trajectory after another; none if idle."""
         return values[:0, 0] if self.is_idle else self.batch.select_trained(values)
 
     def place_trained(self, values: Tensor) -> Tensor:
@@ -178,7 +177,6 @@ class MicroBatchRunner:
             )
 
     def logprobs(self, batch: TokenBatch) -> Tensor:
-        """Return the log-probabilities of the trained tokens, [batch, width] nats."""
         with self.autocast():
             return token_logprobs(self.network, batch, temperature=self.temperature)
 

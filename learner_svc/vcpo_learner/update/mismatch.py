@@ -31,11 +31,9 @@ class Mismatch:
 
     @property
     def calibration_age_steps(self) -> int:
-        """Steps since the calibration had fresh tokens; 0 if the spec gives the ratio."""
         return 0 if self._is_ratio_given else self.calibration.age_steps
 
     def wanted_fresh_tokens(self, num_blocks: int, batch_tokens: int) -> int:
-        """Return the number of fresh tokens to score beside a batch with this many fresh blocks."""
         # A ratio that is given needs no calibration, but workers are compared at every step.
         wanted = MIN_FRESH_BLOCKS if self._is_ratio_given else self.calibration.wanted_count
         return wanted_fresh_tokens(wanted - num_blocks, batch_tokens)

@@ -52,7 +52,6 @@ class RunHealth:
 
     @property
     def score(self) -> float:
-        """Score of the early warning, in [0, 1]."""
         return self._warning.score
 
     @property

@@ -63,7 +63,6 @@ class Child:
 
     @property
     def owner_uid(self) -> str | None:
-        """Uid of the run with which it is deleted; None when it outlives the run."""
         references = self.manifest["metadata"].get("ownerReferences")
         return str(references[0]["uid"]) if references else None
 

@@ -102,7 +102,6 @@ class Executor:
         return await self._cluster.get(_object(Kind.SECRET, key, name))
 
     async def set_access(self, key: RunKey, access: LearnerAccess | None) -> None:
-        """Call the learner of a run with this access from now on; None: the run is gone."""
         await self._learners.set_access(key, access)
 
     async def write_status(self, record: RunRecord, status: dict[str, Any]) -> Document:

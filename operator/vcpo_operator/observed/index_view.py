@@ -90,7 +90,6 @@ class IndexedView:
         """Indices by name; the operator sets them once, when it starts."""
 
     def run(self, key: RunKey) -> RunRecord | None:
-        """Return a run; None when it does not exist."""
         return next(iter(self._of(RUNS, key)), None)
 
     def observed_state(self, key: RunKey) -> ObservedState:

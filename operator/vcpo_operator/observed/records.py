@@ -157,7 +157,6 @@ class ObservedState:
         return any(each and each.reason == "CreateContainerConfigError" for each in causes)
 
     def child(self, kind: Kind, name: str) -> ObservedChild | None:
-        """Return the child of a kind and name; None when there is none."""
         found = (each for each in self.children if (each.kind, each.name) == (kind, name))
         return next(found, None)
 

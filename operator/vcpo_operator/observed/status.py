@@ -336,7 +336,6 @@ class RunStatus(Numbers):
         return _filled(self.model_dump(mode="json", by_alias=True, exclude_none=True))
 
     def condition(self, kind: str) -> StatusCondition | None:
-        """Return the condition of a type; None when it was never set."""
         return next((each for each in self.conditions if each.type == kind), None)
 
     def holds(self, kind: str) -> bool:

@@ -1,22 +1,27 @@
+"""Every problem of a file is reported at once: the field, the value found, and the cure."""
+
 from __future__ import annotations
 
+import json
 import re
 import typing
 from collections.abc import Iterator
+from textwrap import indent
 from typing import Any
 
 import pytest
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from scripts.render_reference import FIRST, rendered_page
 from vcpo.algo.advantage import BaselineScope
 from vcpo.algo.baseline import Baseline
 from vcpo.algo.ess.learning_rate import LearningRateRule
-from vcpo.algo.methods import Aggregation, Method, Weight
+from vcpo.algo.methods import LOSS_CONFIGS, Aggregation, Clipping, Method, Weight
 from vcpo.api import API_VERSION, KIND, SpecError, VCPORun, json_schema, load_run, parse_run
 from vcpo.api.advice import algorithm_warnings, batch_warnings, rollout_warnings
 from vcpo.api.algorithm import Algorithm, Batch
+from vcpo.api.errors import problems_of
 from vcpo.api.run import VCPORunSpec
 from vcpo.api.workloads import Model, RolloutGroup
 
@@ -331,3 +336,201 @@ def test_every_optional_property_has_a_default():
 def test_every_object_of_ours_is_closed():
     owners = {id(owner): owner for _, _, _, owner in properties()}
     assert all(owner["additionalProperties"] is False for owner in owners.values())
+
+
+def algorithm(**fields):
+    return Algorithm.model_validate(fields)
+
+
+def refusal(**fields):
+    with pytest.raises(ValidationError) as caught:
+        algorithm(**fields)
+    (problem,) = problems_of(caught.value)
+    return str(problem)
+
+
+@pytest.mark.parametrize("method", list(Method))
+def test_a_method_is_one_word(method):
+    assert algorithm(method=method.value).loss_config == LOSS_CONFIGS[method]
+
+
+def test_what_is_given_replaces_the_methods_own():
+    config = algorithm(
+        method="grpo", baseline="opob", settings={"clipHigh": 0.28}, learningRateRule="sqrt"
+    ).loss_config
+    assert (config.baseline, config.clip_low, config.clip_high) == (Baseline.OPOB, 0.2, 0.28)
+    assert config.learning_rate_rule is LearningRateRule.SQRT
+    assert config.clipping is Clipping.CLIP
+
+
+def test_a_number_that_the_method_does_not_read_is_refused_with_those_that_it_does():
+    assert refusal(method="cispo", settings={"klCoefficient": 0.1}) == (
+        "settings.klCoefficient: method 'cispo' does not read it; remove it or use weightCap,"
+        " weightFloor, overlongShare (got 0.1)"
+    )
+    assert refusal(settings={"clipHihg": 0.1}).startswith("settings.clipHihg: method 'vcpo2'")
+
+
+def test_a_number_out_of_range_is_refused_with_the_range():
+    assert refusal(method="grpo", settings={"clipLow": 1.5}) == (
+        "settings.clipLow: must be from 0 to 1 (got 1.5)"
+    )
+
+
+@pytest.mark.parametrize("method", ["tba", "agro", "kimi", "vtrace"])
+def test_a_method_with_a_fixed_baseline_refuses_another(method):
+    assert "always uses" in refusal(method=method, baseline="opob")
+
+
+def test_a_loss_of_the_users_own_takes_the_numbers_of_the_method():
+    config = algorithm(
+        method="grpo", loss="mine.losses:soft", settings={"clipHigh": 0.3}
+    ).loss_config
+    assert (config.loss, config.clip_high, config.is_shipped) == ("mine.losses:soft", 0.3, False)
+
+
+@pytest.mark.parametrize("path", ["soft", "mine:", ":soft", "mine.1:soft", "mine:soft()"])
+def test_a_loss_is_named_by_module_and_function(path):
+    assert refusal(loss=path) == (
+        "loss: must be package.module:function; remove it for the loss of the method"
+        f" (got {path!r})"
+    )
+
+
+def test_a_baseline_of_the_users_own_spans_the_group_or_the_batch():
+    assert algorithm(baseline="mine:b").loss_config.baseline_scope is BaselineScope.GROUP
+    config = algorithm(baseline="mine:b", baselineScope="batch")
+    assert config.loss_config.baseline_scope is BaselineScope.BATCH
+
+
+def test_limits_of_a_step_come_from_the_spec():
+    limits = algorithm(deadBand=0.25, refuseBelow=0.1).step_limits
+    assert (limits.dead_band, limits.refuse_below) == (0.25, 0.1)
+
+
+def test_the_trust_region_has_the_horizon_of_the_largest_lag_and_the_target_of_the_spec():
+    region = algorithm(
+        learningRateRule="trustRegion", maxPolicyLagSteps=48, targetEssRatio=0.6
+    ).trust_region
+    assert region is not None
+    assert (region.horizon_steps, region.target_ess_ratio) == (48, 0.6)
+    assert algorithm(learningRateRule="sqrt").trust_region is None
+
+
+def test_only_the_rule_of_the_region_damps_below_a_target():
+    fields = {"learningRateRule": "trustRegion", "targetEssRatio": 0.5}
+    assert algorithm(**fields).step_limits.target_ess_ratio == 0.5
+    assert algorithm(learningRateRule="sqrt").step_limits.target_ess_ratio == 1.0
+
+
+def test_a_target_is_refused_under_a_rule_that_has_none():
+    assert refusal(learningRateRule="sqrt", targetEssRatio=0.5) == (
+        "targetEssRatio: rule 'sqrt' does not use it; use learningRateRule 'trustRegion' (got 0.5)"
+    )
+
+
+HEAD = "metadata: {name: r}\nspec:\n  model: {name: m}\n  environment: {name: countdown}\n"
+
+
+def problems(spec: str) -> dict[str, str]:
+    """Every problem of a run with these lines in its `spec`: path -> the rest of its line."""
+    with pytest.raises(SpecError) as refused:
+        parse_run(HEAD + indent(spec, "  "))
+    return {problem.path: str(problem).partition(": ")[2] for problem in refused.value.problems}
+
+
+def test_a_missing_field_is_named():
+    assert problems("seed: 1") == {"spec.steps": "required field is missing"}
+
+
+def test_an_unknown_field_is_shown_with_its_value():
+    found = problems("steps: 3\nlearning_rate: 0.5")
+    assert found == {
+        "spec.learning_rate": "unknown field; remove it or correct its spelling (got 0.5)"
+    }
+
+
+def test_a_bound_is_reported_with_the_value_that_breaks_it():
+    found = problems("steps: 0")
+    assert found == {"spec.steps": "Input should be greater than or equal to 1 (got 0)"}
+
+
+@pytest.mark.parametrize("field", ["model.name", "model.revision", "environment.name"])
+def test_a_nul_character_that_no_path_may_hold_is_reported(field: str):
+    section, name = field.split(".")
+    spec = {"model": {"name": "m"}, "environment": {"name": "countdown"}, "steps": 3}
+    spec[section] = {**spec[section], name: "a.b:C\0"}
+    with pytest.raises(SpecError) as refused:
+        parse_run(json.dumps({"metadata": {"name": "r"}, "spec": spec}))
+    (problem,) = refused.value.problems
+    told = "contains a NUL character, which paths and names may not; delete it (got 'a.b:C\\x00')"
+    assert str(problem) == f"spec.{field}: {told}"
+
+
+def test_all_problems_come_together():
+    found = problems("""
+seed: -1
+algorithm: {maxPolicyLagSteps: -1, lag: 3}
+optimizer: {learningRate: fast, beta1: 1.0}
+rollouts: [{name: a, maxReplicas: 0}, {name: B}]
+""")
+    assert sorted(found) == [
+        "spec.algorithm.lag",
+        "spec.algorithm.maxPolicyLagSteps",
+        "spec.optimizer.beta1",
+        "spec.optimizer.learningRate",
+        "spec.rollouts[0].maxReplicas",
+        "spec.rollouts[1].name",
+        "spec.seed",
+        "spec.steps",
+    ]
+
+
+def test_several_problems_are_counted_and_listed_a_line_each():
+    with pytest.raises(SpecError) as refused:
+        parse_run("{}", source="run.yaml")
+    assert str(refused.value).splitlines() == [
+        "run.yaml: 2 problems",
+        "  metadata: required field is missing",
+        "  spec: required field is missing",
+    ]
+
+
+def test_a_long_value_is_shortened_to_eighty_characters():
+    with pytest.raises(SpecError) as refused:
+        parse_run(f"{HEAD}  steps: {'x' * 500}")
+    (problem,) = refused.value.problems
+    assert problem.value == "'" + "x" * 76 + "..."
+
+
+class TestValuesAreNotBentToFit:
+    """What a cluster's schema refuses is refused here."""
+
+    @pytest.mark.parametrize(
+        ("lines", "field"),
+        [
+            ("steps: '10'", "spec.steps"),
+            ("steps: true", "spec.steps"),
+            ("steps: 10.5", "spec.steps"),
+            ("steps: 3\nsuspend: yes", "spec.suspend"),
+            ("steps: 3\nsuspend: 1", "spec.suspend"),
+            ("steps: 3\noptimizer: {learningRate: '0.1'}", "spec.optimizer.learningRate"),
+            ("steps: 3\noptimizer: {learningRate: .nan}", "spec.optimizer.learningRate"),
+            ("steps: 3\noptimizer: {maxGradientNorm: .inf}", "spec.optimizer.maxGradientNorm"),
+            ("steps: 3\nlearner: {template: {spec: {x: [-.inf]}}}", "spec.learner.template"),
+            ("steps: 3\nrollouts: {name: main}", "spec.rollouts"),
+        ],
+    )
+    def test_a_value_of_another_type_is_refused(self, lines, field):
+        assert list(problems(lines)) == [field]
+
+    @pytest.mark.parametrize("number", [".inf", "-.inf", ".nan", "1e400", "[{a: .nan}]"])
+    def test_a_parameter_that_json_cannot_hold_is_refused(self, number):
+        # The run directory's copy of the file would hold null in its place.
+        run = HEAD.replace("countdown", f"'a:B', parameters: {{limit: {number}}}")
+        with pytest.raises(SpecError, match=r"spec\.environment\.parameters: .* infinite or NaN"):
+            parse_run(f"{run}  steps: 3")
+
+    def test_a_whole_number_is_a_real_number(self):
+        run = parse_run(f"{HEAD}  steps: 3\n  sampling: {{temperature: 1}}")
+        assert run.spec.sampling.temperature == 1.0

@@ -90,11 +90,9 @@ class MismatchEstimate:
 
     @property
     def relative_error(self) -> float:
-        """Standard error of s2 over s2."""
         return math.sqrt(2.0 / self.count)
 
     def at(self, deviations: float) -> float:
-        """Return s2 plus so many standard errors."""
         return self.variance_per_token * (1.0 + deviations * self.relative_error)
 
 
@@ -156,7 +154,6 @@ class MismatchCalibration:
 
     @property
     def wanted_count(self) -> int:
-        """Number of fresh blocks that the next step should score."""
         pooled = 0 if self.estimate is None else self.estimate.count
         return max(PRECISE_COUNT - pooled, _UPKEEP_COUNT)
 

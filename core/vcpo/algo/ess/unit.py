@@ -120,7 +120,6 @@ class EssReading:
 
     @property
     def relative_ess_ratio(self) -> float:
-        """ESS ratio as a share of the on-policy one, min(1, rho / rho_on), in (0, 1]."""
         return min(1.0, self.ess_ratio / self.on_policy_ess_ratio)
 
 

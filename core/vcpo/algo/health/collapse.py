@@ -55,7 +55,6 @@ class Collapse:
 
     @property
     def has_recovered(self) -> bool:
-        """Whether the last value is near the best one before the collapse again."""
         return self.last >= RECOVERED_SHARE * self.best
 
 
@@ -69,7 +68,6 @@ class RewardMean:
 
     @property
     def lowest(self) -> float:
-        """The lowest value that chance makes of it."""
         return self.value - CHANCE_ERRORS * self.error
 
 
@@ -173,7 +171,6 @@ class RewardWatch:
 
     @property
     def limits(self) -> tuple[float, float] | None:
-        """Smallest and largest reward not far from those of the last steps; None before a step."""
         rewards = list(chain.from_iterable(self.latest))
         return reward_limits(rewards) if rewards else None
 

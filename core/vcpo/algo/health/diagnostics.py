@@ -57,7 +57,6 @@ class TokenSums:
 
     @property
     def kl_per_token(self) -> float:
-        """KL(mu || pi), nats per token, at least 0."""
         return self.k3_sum / self.weights.count
 
 

@@ -62,7 +62,6 @@ class WarningLevel(StrEnum):
     """The run learns nothing any more: go back to a checkpoint."""
 
     def is_at_least(self, other: "WarningLevel") -> bool:
-        """Return whether this level is as bad as `other`, or worse."""
         order = list(WarningLevel)
         return order.index(self) >= order.index(other)
 

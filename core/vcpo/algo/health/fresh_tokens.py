@@ -78,7 +78,6 @@ class Estimate:
 
     @property
     def least(self) -> float:
-        """What the number is sure to be at least."""
         return self.value - DEVIATIONS * self.error if self.value < math.inf else self.value
 
 

@@ -47,16 +47,13 @@ class GuardPolicy:
 
     @property
     def rolls_back(self) -> bool:
-        """Whether anything rolls the run back."""
         return self.rolls_back_on_collapse or self.roll_back_from is not None
 
     @property
     def lowers_rate(self) -> bool:
-        """Whether a guard may lower the learning rate."""
         return self.answers_warning or self.rolls_back
 
     def answers(self, level: WarningLevel) -> bool:
-        """Return whether at a level the lag limit is 0 and the learning rate is halved."""
         return self.answers_warning and level.is_at_least(WarningLevel.CRITICAL)
 
     def rollback_need(
@@ -93,7 +90,6 @@ class Rollbacks:
             raise ValueError(f"number is {self.number} and version {self.version}: give at least 0")
 
     def after(self, version: int) -> Self:
-        """Return the rollbacks after one that publishes `version`."""
         return type(self)(number=self.number + 1, version=version)
 
     def largest_lag_steps(self, version: int) -> int | None:

@@ -116,7 +116,6 @@ class MismatchReview:
 
     @property
     def gap_nats(self) -> float | None:
-        """Mean of |r| of the median worker, nats per token; None while there are too few blocks."""
         return lower_median([each.value for each in self.gaps.values()]) if self.gaps else None
 
     @property

@@ -71,7 +71,6 @@ class RateBackoff:
         return replace(aged, factor=factor, calm_steps=0)
 
     def after_rollback(self) -> Self:
-        """Return the backoff after a rollback that follows the step observed last."""
         lowered = self if self.age_steps == 0 else self._halve()
         return replace(lowered, ceiling=lowered.factor)
 

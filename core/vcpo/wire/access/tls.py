@@ -78,7 +78,6 @@ class CertificateFolder:
         return context
 
     def client_context(self) -> ssl.SSLContext:
-        """Return a context that trusts the authority of `trust`, and checks the host's name."""
         return ssl.create_default_context(cadata=self.trust().authority.decode("ascii", "replace"))
 
     def server_credentials(self) -> grpc.ServerCredentials:

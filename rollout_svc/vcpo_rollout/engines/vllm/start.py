@@ -74,7 +74,6 @@ class VllmSettings:
 
     @property
     def lora(self) -> Lora | None:
-        """The adapters that vLLM serves beside the model's own parameters; None for none."""
         return self.model.lora if self.serves_adapters else None
 
     @classmethod

@@ -3,10 +3,18 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.fixtures.fresh_tokens import block, block_of_tokens, blocks
+from tests.fixtures.fresh_tokens import block, block_of_tokens, blocks, of_workers
+from vcpo.algo.ess.importance_weights import NonFiniteWeightError
+from vcpo.algo.health.diagnostics import (
+    TokenSums,
+    diagnose,
+    k3,
+    top_gradient_share,
+    truncated_logs,
+)
 from vcpo.algo.health.early_warning import (
     CRITICAL_SCORE,
     DEAD_STEPS,
@@ -24,6 +32,7 @@ from vcpo.algo.health.fresh_tokens import (
 )
 from vcpo.algo.health.guards import MAX_ROLLBACKS, GuardPolicy, RollbackNeed, Rollbacks
 from vcpo.algo.health.lag_breakdown import lag_breakdown
+from vcpo.algo.health.mismatch_review import REVIEWED_BLOCKS, largest_variance, review
 from vcpo.algo.health.rate_backoff import SMALLEST_BACKOFF, RateBackoff
 
 
@@ -293,3 +302,231 @@ def test_a_solved_batch_without_a_gradient_is_not_dead():
 def test_a_number_that_is_none_is_refused(name, value):
     with pytest.raises(ValueError, match=f"{name} is {value}"):
         StepHealth(**{"relative_ess": 0.5, name: value})
+
+
+LOG_1_2_4 = [math.log(weight) for weight in (1, 0.5, 2, 4)]
+
+
+def diagnosis(**changes):
+    values = {
+        "log_weights": LOG_1_2_4,
+        "tokens": TokenSums.of([0.0, math.log(3)]),
+        "advantages": [[0.5, -0.5], [0.25, -0.75]],
+        "cap": 2.0,
+    }
+    return diagnose(**values | changes)
+
+
+def test_truncation_hides_what_is_lost():
+    # 7.5^2 / (4 * 21.25) and, with the 4 cut to 2, 5.5^2 / (4 * 9.25)
+    found = diagnosis()
+    assert found.ess_ratio == pytest.approx(56.25 / 85, rel=1e-12)
+    assert found.truncated_ess_ratio == pytest.approx(30.25 / 37, rel=1e-12)
+
+
+def test_tokens_have_ratios_of_their_own():
+    # Ratios 1 and 3: 16 / 20
+    found = diagnosis()
+    assert found.token_ess_ratio == pytest.approx(0.8, rel=1e-12)
+
+
+def test_the_divergence_is_a_mean_over_tokens():
+    assert diagnosis().kl_per_token == pytest.approx((0.0 + 3 - 1 - math.log(3)) / 2)
+
+
+def test_concentration_is_the_largest_weight_over_their_sum():
+    # Weights 1, 1/2, 2, 4
+    assert diagnosis().weight_concentration == pytest.approx(4 / 7.5, rel=1e-12)
+    assert diagnosis(log_weights=[900.0, 0.0]).weight_concentration == 1.0
+
+
+def test_the_baselines_weights_are_squared_norms_within_a_group():
+    # Squared norms 9, 16 and 0, 0: the second group has no gradient and does not count.
+    found = diagnosis(gradient_norms=[3.0, 4.0, 0.0, 0.0])
+    assert found.baseline_weight_concentration == pytest.approx(16 / 25, rel=1e-12)
+    # Squared norms 9, 16 and 1, 1: the mean of 16/25 and 1/2.
+    found = diagnosis(gradient_norms=[3.0, 4.0, 1.0, 1.0])
+    assert found.baseline_weight_concentration == pytest.approx(0.57, rel=1e-12)
+
+
+def test_norms_belong_to_the_trajectories_of_the_groups():
+    with pytest.raises(ValueError, match="gradient_norms has 3 entries and the groups 4"):
+        diagnosis(gradient_norms=[1.0, 1.0, 1.0])
+
+
+def test_two_of_two_hundred_are_the_top_percent():
+    assert top_gradient_share([1.0] * 198 + [51.0] * 2, [1.0] * 200) == pytest.approx(0.34)
+
+
+def test_no_gradient_has_no_top():
+    assert top_gradient_share([1.0, 2.0], [0.0, 0.0]) == 0.0
+
+
+def test_norms_and_coefficients_go_in_pairs():
+    with pytest.raises(ValueError, match="gradient_norms has 2 entries and coefficients 1"):
+        top_gradient_share([1.0, 2.0], [1.0])
+
+
+@given(st.floats(-1e4, 1e4))
+def test_no_token_lowers_the_divergence_or_overflows_it(log_ratio):
+    assert 0.0 <= k3(log_ratio) < math.exp(20)
+
+
+@pytest.mark.parametrize("cap", [0.0, math.inf, math.nan], ids=str)
+def test_a_cap_out_of_range_is_refused(cap):
+    with pytest.raises(ValueError, match="cap is"):
+        truncated_logs([0.0], cap)
+
+
+def test_a_weight_that_is_no_number_does_not_hide_under_the_cap():
+    with pytest.raises(NonFiniteWeightError, match=r"log_weights\[0\]"):
+        truncated_logs([math.inf], 8.0)
+
+
+def test_advantages_have_percentiles_over_all_groups():
+    # 0, 0.05, ..., 1 in two groups of unequal size, in any order: one of 20 gaps is 5 %
+    values = [number / 20 for number in range(21)]
+    found = diagnosis(
+        advantages=[values[::-2], values[1::2]],
+        log_weights=[0.0] * 21,
+    )
+    assert (found.advantage_p05, found.advantage_p95) == (0.05, 0.95)
+
+
+LIMIT = 0.06
+
+
+def review_of(*gaps, count=8):
+    """The review of one worker for each gap."""
+    shown = {f"worker-{n}": blocks(gap, count, worker=f"worker-{n}") for n, gap in enumerate(gaps)}
+    return review(of_workers(**shown), LIMIT)
+
+
+def names(found):
+    return [fault.worker for fault in found.at_fault]
+
+
+def test_the_gap_is_that_of_the_median_worker():
+    found = review_of(0.01, 0.02, 0.03)
+    assert found.gap_nats == pytest.approx(0.02)
+    assert found.divergence_nats == pytest.approx(0.02**2 / 2)
+    assert (found.is_exceeded, found.at_fault) == (False, ())
+
+
+@pytest.mark.parametrize("count", [0, 7])
+def test_a_few_fresh_blocks_settle_nothing(count):
+    found = review_of(5.0, count=count)
+    assert (found.gap_nats, found.is_exceeded) == (None, False)
+
+
+@pytest.mark.parametrize("bad", [5.0, math.inf], ids=str)
+def test_up_to_a_half_of_the_workers_cannot_end_the_run(bad):
+    found = review_of(bad, 0.01, bad, 0.02)
+    assert (found.is_exceeded, found.gap_nats) == (False, pytest.approx(0.02))
+    assert names(found) == ["worker-0", "worker-2"]
+
+
+def test_a_majority_of_workers_with_a_gap_ends_the_run():
+    found = review_of(0.01, 5.0, 5.0)
+    assert (found.is_exceeded, found.gap_nats, found.at_fault) == (True, pytest.approx(5.0), ())
+
+
+@pytest.mark.parametrize(
+    ("gap", "expected"), [(0.05, []), (0.11, ["worker-3"]), (20.0, ["worker-3"])]
+)
+def test_a_worker_at_ten_times_the_median_is_at_fault(gap, expected):
+    found = review_of(0.01, 0.01, 0.01, gap)
+    assert names(found) == expected
+    for fault in found.at_fault:
+        assert fault.gap_nats == pytest.approx(gap)
+        assert "temperature" in fault.message
+
+
+def test_in_float32_a_worker_in_bfloat16_is_at_fault_and_tf32_is_none():
+    assert names(review_of(5e-7, 5e-7, 0.004)) == ["worker-2"]
+    assert names(review_of(5e-7, 5e-7, 9e-4)) == []
+
+
+def test_a_worker_is_not_judged_by_a_few_blocks():
+    good, bad = of_workers(a=0.01, b=0.01), blocks(20.0, worker="bad")
+    assert review([*good, *bad[:7]], LIMIT).at_fault == ()
+    assert names(review([*good, *bad], LIMIT)) == ["bad"]
+
+
+def test_a_worker_that_becomes_bad_is_judged_by_its_newest_blocks():
+    shown = of_workers(a=0.01, b=0.01, c=blocks(0.01, 500, worker="c"))
+    assert names(review([*shown, *blocks(0.5, 8, worker="c")], LIMIT)) == []
+    assert names(review([*shown, *blocks(0.5, REVIEWED_BLOCKS, worker="c")], LIMIT)) == ["c"]
+
+
+@pytest.mark.parametrize(("limit", "variance"), [(0.002, 1.6e-5), (0.075, 1e-2), (0.3, 1e-2)])
+def test_no_more_is_calibrated_away_than_the_limit_allows(limit, variance):
+    assert largest_variance(limit) == pytest.approx(variance)
+
+
+def answers(rng, length, ratio_of, worker="", count=4):
+    """Blocks of answers; ratio_of(log mu, position) are the log ratios of a block's tokens."""
+    found = []
+    for _ in range(count):
+        for position in range(0, length, 32):
+            logprobs = -rng.exponential(1.5, 32)
+            ratios = ratio_of(logprobs, position + np.arange(32))
+            found.append(block_of_tokens(ratios, logprobs, position, worker))
+    rng.shuffle(found)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("ratio_of", "advice"),
+    [
+        (lambda rng, x, places: rng.normal(0, 0.5, 32), "same at all positions"),
+        (lambda rng, x, places: rng.normal(0, (places + 1) / 512), "grows with the position"),
+        (lambda rng, x, places: 0.3 * (x + 1.5) + rng.normal(0, 0.002, 32), "the temperature"),
+    ],
+    ids=["constant", "position", "temperature"],
+)
+def test_what_to_look_at_follows_from_how_the_gap_is_spread_over_tokens(ratio_of, advice):
+    rng = np.random.default_rng(0)
+    found = review(answers(rng, 512, lambda x, places: ratio_of(rng, x, places)), LIMIT)
+    assert found.is_exceeded
+    assert advice in found.message
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    num_honest=st.integers(1, 5),
+    share=st.floats(0.0, 1.0),
+    fault=st.sampled_from(["offset", "noise", "temperature", "exact", "impossible"]),
+    honest=st.sampled_from([0.01, 0.3]),
+)
+def test_no_half_of_the_workers_hides_or_triggers_a_fault_of_the_others(
+    seed, num_honest, share, fault, honest
+):
+    rng = np.random.default_rng(seed)
+    num_bad = round(share * (num_honest - 1 if honest > LIMIT else num_honest))
+
+    def bad(logprobs, _):
+        match fault:
+            case "offset":
+                return np.full_like(logprobs, 5.0)
+            case "noise":
+                return rng.normal(0, 2.0, len(logprobs))
+            case "temperature":
+                return 0.5 * logprobs
+            case "exact":
+                return np.zeros_like(logprobs)
+            case _:
+                return np.where(np.arange(len(logprobs)) == 0, -np.inf, 0.0)
+
+    shown = {f"bad-{n}": answers(rng, 256, bad, f"bad-{n}", 2) for n in range(num_bad)} | {
+        f"honest-{n}": answers(
+            rng, 256, lambda x, _: rng.normal(0, honest, len(x)), f"honest-{n}", 2
+        )
+        for n in range(num_honest)
+    }
+    found = review([each for own in shown.values() for each in own], LIMIT)
+    assert found.is_exceeded == (honest > LIMIT)
+    assert not any(fault.worker.startswith("honest") for fault in found.at_fault)
+    if honest < LIMIT:
+        assert len(found.at_fault) == (num_bad if fault != "exact" else 0)

@@ -1,3 +1,5 @@
+"""A run whose environment never works ends soon; one that worked survives a short outage."""
+
 from __future__ import annotations
 
 import asyncio
@@ -11,19 +13,28 @@ from tests.fixtures.learner.dispatcher import (
     ManualClock,
     dispatcher_fixture,
     make_partial_response,
+    make_run,
     make_trajectories,
     make_trajectory,
     settle,
     work_request,
 )
 from vcpo.records.reasons import SetAsideCause
+from vcpo.records.weight_updates import WeightUpdates
 from vcpo.wire.errors import InvalidMessageError
+from vcpo.wire.failures import Failure, FailureCause
 from vcpo.wire.trajectory import FinishReason, prompt_checksum
 from vcpo_learner.ledger import lease_book
 from vcpo_learner.ledger import ledger as ledger_module
 from vcpo_learner.ledger.admission import WorkRequest
+from vcpo_learner.ledger.failure_watch import FailureWatch, TooManyFailuresError
 from vcpo_learner.ledger.lease import Lease
 from vcpo_learner.ledger.lease_book import LeaseBook
+from vcpo_learner.ledger.worker_registry import (
+    WORKER_LOST_AFTER_S,
+    WorkerRegistry,
+)
+from vcpo_learner.troubles import Troubles
 
 RUN = {
     "steps": 1000,
@@ -237,3 +248,194 @@ def test_a_response_belongs_to_the_prompt_of_its_lease(book, prompt_of_partial, 
     else:
         with pytest.raises(InvalidMessageError, match="the lease's partial responses"):
             submit(book, lease.lease_id, make_trajectories(lease))
+
+
+@pytest.fixture
+def registry(clock):
+    registry = WorkerRegistry(clock)
+    registry.record_request("first", "main", 3)
+    return registry
+
+
+def names(registry):
+    return [worker.worker_id for worker in registry.workers()]
+
+
+def test_a_lost_worker_is_no_longer_listed(registry, clock):
+    clock.advance(WORKER_LOST_AFTER_S)
+    assert names(registry) == ["first"]
+    clock.advance(0.001)
+    assert names(registry) == []
+
+
+def test_a_sign_of_life_keeps_a_worker_listed(registry, clock):
+    clock.advance(WORKER_LOST_AFTER_S)
+    assert registry.record_contact("first")
+    clock.advance(WORKER_LOST_AFTER_S)
+    assert names(registry) == ["first"]
+
+
+def test_a_deregistered_worker_counts_again_only_after_its_next_request(registry):
+    registry.deregister("first")
+    assert not registry.record_contact("first")
+    assert names(registry) == []
+    registry.record_request("first", "main", 5)
+    assert registry.record_contact("first")
+
+
+def test_lost_workers_take_no_room(registry, clock):
+    for number in range(100):
+        clock.advance(WORKER_LOST_AFTER_S + 1)
+        registry.record_request(f"worker-{number}", "main", 0)
+    assert len(registry._workers) == 1
+
+
+def test_accepted_trajectories_add_up_while_a_worker_makes_requests(registry):
+    registry.record_contact("first", num_accepted=3)
+    registry.record_request("first", "main", 4)
+    registry.record_contact("first", num_accepted=2)
+    assert [worker.accepted_trajectories for worker in registry.workers()] == [5]
+
+
+def test_a_request_is_given_up_with_the_next_one(registry):
+    request_number = registry.record_request("first", "main", 3)
+    assert registry.record_contact("first", request_number=request_number)
+    assert registry.record_request("first", "main", 3) == request_number + 1
+    assert not registry.record_contact("first", request_number=request_number)
+
+
+def test_another_process_of_a_name_begins_anew(registry):
+    registry.record_contact("first", num_accepted=3)
+    registry.record_request("first", "main", 3, process_id="later")
+    (worker,) = registry.workers()
+    assert (worker.accepted_trajectories, worker.request_number) == (0, 1)
+
+
+def test_counts_of_processes_that_are_gone_stay_in_the_total(registry):
+    for process_id, in_flight, merged in (("a", 2, 1), ("a", 5, 1), ("b", 1, 0), ("c", 3, 4)):
+        counts = WeightUpdates(in_flight=in_flight, merged=merged)
+        registry.record_request("w", "main", 0, process_id=process_id, weight_updates=counts)
+    assert registry.weight_updates == WeightUpdates(in_flight=9, merged=5)
+
+
+def test_a_process_that_was_set_aside_stays_so_and_the_next_one_of_its_name_does_not(registry):
+    registry.record_request("w", "main", 0, process_id="bad")
+    told = registry.set_aside("w", SetAsideCause.FAILING, "it fails")
+    assert told.sentence == "failing: it fails"
+    assert "w" not in names(registry)
+    registry.record_request("w", "main", 0, process_id="good")
+    assert registry.set_aside_process("bad") is told
+    assert registry.set_aside_process("good") is None
+    assert list(registry.latest_set_aside) == [told]
+    assert registry.num_set_aside == {SetAsideCause.FAILING: 1}
+
+
+MISSING = Failure(
+    cause=FailureCause.REWARD,
+    exception_type="KeyError",
+    message="'answer'",
+    location="/app/task.py:12",
+)
+
+
+def watch(clock=None, events=None, **policy):
+    """The watch of a run whose only worker is `w`."""
+    clock, events = clock or ManualClock(), [] if events is None else events
+    spec = make_run(failurePolicy={"maxFailuresInARow": 3, **policy}).spec
+    registry = WorkerRegistry(clock)
+    registry.record_request("w", "main", 0)
+    troubles = Troubles(spec, clock, lambda *event: events.append(event))
+    return FailureWatch(spec, registry, clock, troubles)
+
+
+def fail(watched, times, failure=MISSING):
+    for _ in range(times):
+        watched.record_failure("w", failure, granted_s=0.0)
+
+
+def test_an_environment_that_never_worked_ends_the_run_with_the_reason_and_the_place():
+    watched = watch()
+    fail(watched, 2)
+    watched.check()
+    fail(watched, 1)
+    said = (
+        r"^3 generations in a row failed, on 'w'; 3 of them: "
+        r"environment 'sort_digits': reward: KeyError: 'answer' \(/app/task.py:12\)\."
+        r".*maxFailuresInARow"
+    )
+    with pytest.raises(TooManyFailuresError, match=said):
+        watched.check()
+
+
+def test_a_response_between_failures_restarts_the_count():
+    watched = watch()
+    for _ in range(10):
+        fail(watched, 2)
+        watched.check()
+        watched.record_success()
+    assert watched.in_a_row == 0
+
+
+def test_one_that_worked_may_fail_for_as_long_as_is_tolerated():
+    clock = ManualClock()
+    watched = watch(clock, failureToleranceSeconds=60)
+    watched.record_success()
+    fail(watched, 1000)
+    clock.advance(59.0)
+    watched.check()
+    clock.advance(1.0)
+    with pytest.raises(TooManyFailuresError, match="1000 generations in a row"):
+        watched.check()
+
+
+def test_what_the_engine_cannot_do_is_not_blamed_on_the_environment():
+    watched = watch()
+    fail(watched, 3, Failure(cause=FailureCause.ENGINE, message="no memory"))
+    with pytest.raises(TooManyFailuresError, match="3 of them: engine: no memory"):
+        watched.check()
+
+
+def test_the_most_frequent_causes_are_named_first():
+    watched = watch()
+    fail(watched, 2, Failure(cause=FailureCause.ENGINE, message="no memory"))
+    fail(watched, 5)
+    said = r"5 of them: environment 'sort_digits': reward: KeyError.*; 2 of them: engine: no memory"
+    with pytest.raises(TooManyFailuresError, match=said):
+        watched.check()
+
+
+async def fail_leases(fixture, times):
+    """Report the failure of so many leases, one after the other."""
+    for _ in range(times):
+        (given,) = await fixture.dispatcher.lease(work_request(room=2), wait_s=0)
+        fixture.dispatcher.fail("w", given.lease_id, MISSING)
+
+
+async def test_a_learner_that_waits_for_a_batch_hears_that_there_will_be_none():
+    fixture = dispatcher_fixture(failurePolicy={"maxFailuresInARow": 3})
+    waiting = asyncio.create_task(fixture.dispatcher.next_batch())
+    await fail_leases(fixture, 3)
+    with pytest.raises(TooManyFailuresError, match="KeyError: 'answer'"):
+        await waiting
+
+
+async def test_so_does_one_that_waits_for_its_first_evaluation():
+    fixture = dispatcher_fixture(
+        failurePolicy={"maxFailuresInARow": 3}, evaluation={"prompts": 5, "everySteps": 100}
+    )
+    round_ = asyncio.create_task(fixture.dispatcher.evaluate(0, exclusive=True))
+    await asyncio.sleep(0)
+    for _ in range(3):
+        (given,) = await fixture.dispatcher.lease(work_request(room=1), wait_s=0)
+        fixture.dispatcher.fail("w", given.lease_id, MISSING)
+    with pytest.raises(TooManyFailuresError):
+        await round_
+
+
+async def test_an_accepted_response_ends_the_row():
+    fixture = dispatcher_fixture()
+    await fail_leases(fixture, 2)
+    (given,) = await fixture.dispatcher.lease(work_request(room=2), wait_s=0)
+    assert fixture.dispatcher.failures.in_a_row == 2
+    fixture.submit(given)
+    assert fixture.dispatcher.failures.in_a_row == 0

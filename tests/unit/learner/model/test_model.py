@@ -1,6 +1,9 @@
+"""Versions in shards: what each rank publishes, and all of them together, bit for bit."""
+
 import math
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import safetensors.torch
 import torch
@@ -8,10 +11,14 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoTokenizer
 
 from tests.fixtures.families import LONG_FACTOR, ORIGINAL, family
 from tests.fixtures.learner.dispatcher import make_run
-from tests.fixtures.learner.models import llama, qwen2
-from vcpo.api.workloads import Precision
+from tests.fixtures.learner.models import llama, qwen2, with_buffers
+from tests.fixtures.learner.ranks import run_ranks
+from tests.fixtures.weight_changes import store_in_process
+from vcpo.api.workloads import Lora, Precision
 from vcpo.service.lifecycle import StartError
 from vcpo.service.rotary_table import fix_rotary_table, table_length
+from vcpo.wire.deltas import elements_of, write_changes
+from vcpo.wire.weights import tensor_sections, verify
 from vcpo_learner.model.loading import (
     ModelLoadError,
     account_for,
@@ -19,7 +26,16 @@ from vcpo_learner.model.loading import (
     pad_token_id,
     require_all_trained,
 )
+from vcpo_learner.model.lora import add_adapters
+from vcpo_learner.model.published_state import (
+    PublishedState,
+    changes_on_cpu,
+    changes_on_device,
+    own_rows,
+)
 from vcpo_learner.model.skeleton import build_skeleton, unused_tensors
+from vcpo_learner.policy_state import persistent_buffers
+from vcpo_learner.ranks.sharding import local_part, place_model
 
 CONTEXT = 512
 
@@ -177,3 +193,284 @@ def test_a_parameter_that_an_architecture_never_trains_is_named_with_the_cure():
 )
 def test_short_rows_are_filled_with_the_first_token_there_is(pad, end, expected):
     assert pad_token_id(SimpleNamespace(pad_token_id=pad, eos_token_id=end)) == expected
+
+
+VERSIONS = 4
+
+
+def trained(model):
+    return {name: each for name, each in model.named_parameters() if each.requires_grad}
+
+
+def base():
+    torch.manual_seed(0)
+    return llama(tied=True)
+
+
+def routed():
+    return with_buffers(base())
+
+
+def with_adapters():
+    model = base()
+    add_adapters(model, Lora(rank=2))
+    return model
+
+
+def values(model, version):
+    """All parameters of a version, by name: a few change each time, in version 2 half a tensor."""
+    generator = torch.Generator().manual_seed(version)
+    found = {}
+    for name, each in trained(model).items():
+        chosen = torch.rand(each.shape, generator=generator) < 0.05
+        if version == 2:
+            chosen[: len(each) // 2] = True
+        found[name] = chosen * torch.randn(each.shape, generator=generator)
+    return found
+
+
+@torch.no_grad()
+def publish(model, ranks, precision, starts):
+    """The rank's shard of each version: its bytes, and whether it is a delta."""
+    parameters = PublishedState(model)
+    store = store_in_process("i", lambda: 0.0)
+    shards = []
+    for version in range(VERSIONS):
+        if version:
+            for name, change in values(model, version).items():
+                own = local_part(trained(model)[name])
+                begin = starts.get(name, 0)
+                own += change[begin : begin + len(own)]
+            for buffer in persistent_buffers(model).values():
+                buffer.view(-1)[:1] = version % 2
+        prepared = store.prepare(version, parameters.take(precision))
+        store.publish(prepared)
+        verify(store.content, prepared.manifest)
+        shards.append((bytes(store.content), bool(prepared.manifest.deltas)))
+    return shards
+
+
+def on_rank(ranks, make, precision):
+    model = make()
+    place_model(model, ranks, Precision.FLOAT32)
+    state = PublishedState(model)
+    state.take(precision)
+    starts = state.first_rows
+    assert starts.keys() == own_rows(model).keys()
+    rows = {name: each.shape for name, each in own_rows(model).items()}
+    return starts, rows, publish(model, ranks, precision, starts)
+
+
+def content(payload):
+    """Dtype, row shape and bytes of each tensor."""
+    return {
+        name: (each.entry.dtype, list(each.entry.shape), payload[each.begin : each.end])
+        for name, each in tensor_sections(payload).items()
+    }
+
+
+def together(shards, starts):
+    """The whole tensors of several payloads, each tensor's rows in the order of their numbers."""
+    parts = {}
+    for payload, begins in zip(shards, starts, strict=True):
+        for name, (dtype, shape, data) in content(payload).items():
+            parts.setdefault(name, []).append((begins[name], dtype, shape, data))
+    found = {}
+    for name, pieces in parts.items():
+        pieces.sort(key=lambda piece: piece[0])
+        num_rows = 0
+        for begin, _, shape, _ in pieces:
+            assert begin == num_rows
+            num_rows += shape[0] if shape else 1
+        _, dtype, shape, _ = pieces[0]
+        data = b"".join(piece[3] for piece in pieces)
+        found[name] = (dtype, [num_rows, *shape[1:]] if shape else [], data)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("size", "fsdp_size", "make", "precision"),
+    [
+        (2, 2, base, Precision.BFLOAT16),
+        (5, 5, base, Precision.FLOAT32),  # 16 rows in chunks of 4: the last rank has none of them
+        (4, 2, routed, Precision.BFLOAT16),
+        (3, 3, with_adapters, Precision.FLOAT32),  # two rows over three ranks
+    ],
+    ids=["2 ranks", "5 ranks", "2 x 2", "adapters"],
+)
+def test_the_shards_of_all_ranks_are_the_whole_set_over_several_versions(
+    size, fsdp_size, make, precision
+):
+    found = run_ranks(size, lambda ranks: on_rank(ranks, make, precision), fsdp_size=fsdp_size)
+    shards = found[:fsdp_size]
+    assert [each[2] for each in found[fsdp_size:]] == [
+        each[2] for each in shards[: size - fsdp_size]
+    ]
+    alone = publish(make(), None, precision, {})
+    starts = [each[0] for each in shards]
+    for version in range(VERSIONS):
+        payloads = [each[2][version][0] for each in shards]
+        assert together(payloads, starts) == content(alone[version][0])
+    assert len(starts[0]) == len(content(alone[0][0]))
+    if size == 5:
+        assert "model.norm.weight" not in starts[-1]
+    if make is routed:
+        assert [("model.layers.1.table" in each) for each in starts] == [True, False]
+    if size == 2:
+        # Version 2 changes nearly all rows of rank 0 and few of rank 1: each decides for itself.
+        is_delta = [[each for _, each in shard[2]] for shard in shards]
+        assert is_delta == [[False, True, False, True], [False, True, True, True]]
+
+
+def test_a_rank_that_holds_whole_tensors_beside_its_rows_publishes_nothing():
+    def gathered(ranks):
+        model = base()
+        place_model(model, ranks, Precision.FLOAT32)
+        model.unshard()  # the root's: embedding and norm; the layers stay cut
+        with pytest.raises(ValueError, match=r"model.embed_tokens.weight: is not cut"):
+            own_rows(model)
+        return True
+
+    assert run_ranks(2, gathered) == [True, True]
+
+
+BFLOAT16, FLOAT32 = Precision.BFLOAT16, Precision.FLOAT32
+
+
+def load(payload):
+    return safetensors.torch.load(bytes(payload))
+
+
+def test_a_tensor_shared_by_two_modules_is_published_once():
+    tensors = load(PublishedState(llama(tied=True)).take(FLOAT32))
+    assert EMBEDDING in tensors
+    assert HEAD not in tensors
+
+
+def test_persistent_buffers_are_published_and_keep_their_types():
+    model = with_buffers(llama())
+    layer = model.model.layers[1]
+    found = load(PublishedState(model).take(BFLOAT16))
+    buffers = {
+        name: each for name, each in found.items() if name not in dict(model.named_parameters())
+    }
+    expected = {
+        f"model.layers.1.{name}": getattr(layer, name) for name in ("bias", "table", "is_set")
+    }
+    assert buffers.keys() == expected.keys()
+    for name, each in expected.items():
+        assert (buffers[name].dtype, buffers[name].shape) == (each.dtype, each.shape)
+        assert torch.equal(buffers[name], each)
+
+
+def test_beside_adapters_the_buffers_of_the_base_model_stay_in_its_files():
+    model = with_buffers(llama())
+    add_adapters(model, Lora(rank=1))
+    assert all(".lora_" in name for name in load(PublishedState(model).take(FLOAT32)))
+
+
+@torch.no_grad()
+def test_a_buffer_that_changes_is_a_delta_of_its_own_bits():
+    model = with_buffers(llama())
+    layer, state = model.model.layers[1], PublishedState(model)
+    state.take(BFLOAT16)
+    layer.bias[0] += 1e-7  # less than a rounding to bfloat16
+    layer.table[1, 0] = 5
+    layer.is_set.fill_(False)
+    found = {
+        name: (each.positions.tolist(), each.bits.dtype.itemsize, each.bits.tolist())
+        for name, each in state.take(BFLOAT16).items()
+        if each.positions.size
+    }
+    bits = layer.bias[:1].numpy().view(np.uint32).tolist()
+    assert found == {
+        "model.layers.1.bias": ([0], 4, bits),
+        "model.layers.1.table": ([2], 8, [5]),
+        "model.layers.1.is_set": ([0], 1, [0]),
+    }
+
+
+@torch.no_grad()
+def test_the_elements_whose_rounded_bits_differ_are_all_that_changes():
+    model = llama()
+    parameters = PublishedState(model)
+    parameters.take(BFLOAT16)
+    weight = model.lm_head.weight.view(-1)
+    weight[:3] = torch.tensor([1.0, 0.0, 7.0])
+    parameters.take(BFLOAT16)  # nobody wrote these into the file, so they differ again
+    weight[0] += 1e-6  # less than its rounding
+    weight[1] = -0.0
+    changes = {name: each for name, each in parameters.take(BFLOAT16).items() if each.bits.size}
+    assert list(changes) == [HEAD]
+    assert changes[HEAD].positions.tolist() == [0, 1, 2]
+    assert changes[HEAD].bits.tolist() == [0x3F80, 0x8000, 0x40E0]
+
+
+@pytest.mark.parametrize("precision", [BFLOAT16, FLOAT32])
+@torch.no_grad()
+def test_a_set_that_gets_the_changes_of_each_version_equals_the_parameters(precision):
+    torch.manual_seed(0)
+    model = llama(tied=True)
+    parameters = PublishedState(model)
+    published = parameters.take(precision)
+    for _ in range(3):
+        for each in model.parameters():
+            each.add_((torch.rand_like(each) < 0.05) * torch.randn_like(each))
+        changes = parameters.take(precision)
+        num_changes = sum(change.positions.size for change in changes.values())
+        assert 0 < num_changes < 0.1 * sum(each.numel() for each in model.parameters())
+        write_changes(elements_of(published), changes)
+        assert published == PublishedState(model).whole(precision)
+
+
+@torch.no_grad()
+def test_a_version_in_which_most_elements_differ_is_a_whole_file():
+    model = llama()
+    parameters = PublishedState(model)
+    before = parameters.take(FLOAT32)
+    for each in model.parameters():
+        each.add_(1.0)
+    after = parameters.take(FLOAT32)
+    assert after == PublishedState(model).whole(FLOAT32)
+    assert after is before  # whose memory it takes
+    model.lm_head.weight[0, 0] = 5.0
+    assert parameters.take(FLOAT32)[HEAD].positions.tolist() == [0]
+
+
+@torch.no_grad()
+def test_parameters_found_to_differ_before_the_file_is_given_up_are_in_the_new_one():
+    model = llama()
+    parameters = PublishedState(model)
+    parameters.take(BFLOAT16)
+    model.model.embed_tokens.weight[0] = 3.0  # a few of the first, then all of the others
+    for name, each in model.named_parameters():
+        if name != EMBEDDING:
+            each.copy_(torch.randn_like(each) + 9.0)
+    after = parameters.take(BFLOAT16)
+    assert isinstance(after, bytearray)
+    assert after == PublishedState(model).whole(BFLOAT16)
+
+
+@torch.no_grad()
+def test_another_number_format_is_a_new_file():
+    model = llama()
+    parameters = PublishedState(model)
+    parameters.take(FLOAT32)
+    assert load(parameters.take(BFLOAT16))[HEAD].dtype is torch.bfloat16
+    assert all(not each.positions.size for each in parameters.take(BFLOAT16).values())
+
+
+@pytest.mark.parametrize(("dtype", "bits"), [("bfloat16", torch.int16), ("float32", torch.int32)])
+def test_the_search_on_a_device_finds_what_the_one_in_tiles_finds(monkeypatch, dtype, bits):
+    monkeypatch.setattr("vcpo_learner.model.published_state._TILE", 7)
+    torch.manual_seed(0)
+    before = torch.randn(50)
+    now = torch.where(torch.rand(50) < 0.3, -before, before)
+    was = before.to(getattr(torch, dtype)).view(bits)
+    in_tiles = changes_on_cpu(now, was, getattr(torch, dtype))
+    copy = was.clone()
+    on_device = changes_on_device(now, copy, getattr(torch, dtype))
+    assert in_tiles.positions.tolist() == (now != before).nonzero().flatten().tolist()
+    assert on_device.positions.tolist() == in_tiles.positions.tolist()
+    assert on_device.bits.tolist() == in_tiles.bits.tolist()
+    assert torch.equal(copy, now.to(getattr(torch, dtype)).view(bits))

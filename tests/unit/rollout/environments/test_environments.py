@@ -1,16 +1,22 @@
 import inspect
 import json
 import sys
+from fractions import Fraction
 from importlib import import_module
+from pathlib import Path
 
 import pytest
+from datasets import Dataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from examples.run_tests import passed
 from tests.unit.rollout.environments.data_files import GSM8K, MATH
 from vcpo_rollout.environments import Prompt, Split, make_environment
+from vcpo_rollout.environments.answers import extract_answer, extract_boxed
+from vcpo_rollout.environments.arithmetic import MAX_CHARACTERS, calculate
 from vcpo_rollout.environments.countdown import Countdown
+from vcpo_rollout.environments.data_sets import DataSet, Questions, load_questions
 from vcpo_rollout.environments.draws import draw_item, split_of
 from vcpo_rollout.environments.environment import BUILT_IN
 from vcpo_rollout.environments.own_data_set import OwnDataSet
@@ -304,3 +310,229 @@ def test_messages_without_a_role_are_named_by_row(rows):
     path = rows([{"ask": [{"content": "?"}], "sum": 1}])
     with pytest.raises(ValueError, match=r"row 1: messages\[0\]: must have a role"):
         OwnDataSet(seed=1, path=path, **COLUMNS)
+
+
+@pytest.mark.parametrize(
+    ("response", "answer"),
+    [
+        pytest.param("", None, id="empty"),
+        pytest.param("24", None, id="unmarked"),
+        pytest.param("<answer>3+5</answer>", "3+5", id="tagged"),
+        pytest.param("<answer> 3+5 </answer>", "3+5", id="surrounding spaces"),
+        pytest.param("<answer>1</answer> no, <answer>2</answer>", "2", id="last tag"),
+        pytest.param("<answer>1<answer>2</answer>", "2", id="tag opened twice"),
+        pytest.param("<answer>3+\n5</answer>", None, id="tag over two lines"),
+        pytest.param("<answer>3+5", None, id="tag left open"),
+        pytest.param(r"\boxed{3+5}", "3+5", id="boxed"),
+        pytest.param(r"\boxed{1} or \boxed{2}", "2", id="last box"),
+        pytest.param(r"\boxed{1} <answer>2</answer>", "1", id="box before tag"),
+        pytest.param(r"<answer></answer>", "", id="empty tag"),
+    ],
+)
+def test_answer_is_the_last_box_or_else_the_last_tag(response, answer):
+    assert extract_answer(response) == answer
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (r"so \boxed{\frac{1}{2}}.", r"\frac{1}{2}"),
+        (r"\boxed{1} then \boxed{ {2} }", "{2}"),
+        (r"$\fbox{2}$", "2"),
+        (r"$\boxed -1$", "-1"),
+        (r"\boxed{}", ""),
+        (r"\boxed{1", None),
+        (r"\boxed", None),
+        ("5", None),
+        ("", None),
+    ],
+)
+def test_a_box_ends_where_its_braces_are_balanced(text, found):
+    assert extract_boxed(text) == found
+
+
+def test_a_response_of_nothing_but_open_boxes_is_searched_once():
+    # A search of each box to the end of the response takes a day.
+    assert extract_answer("\\boxed{" * 1_000_000) is None
+    assert extract_answer("\\boxed{7}" + "\\boxed{" * 1_000_000) == "7"
+
+
+@pytest.mark.parametrize(
+    ("expression", "value", "numbers"),
+    [
+        ("3*5+9", 24, (3, 5, 9)),
+        ("3*(5+9)", 42, (3, 5, 9)),
+        ("9-3-5", 1, (9, 3, 5)),
+        ("9-(3-5)", 11, (9, 3, 5)),
+        ("1/3", Fraction(1, 3), (1, 3)),
+        ("1/3*3", 1, (1, 3, 3)),
+        ("-3+8", 5, (3, 8)),
+        ("3--5", 8, (3, 5)),
+        ("((((8))))", 8, (8,)),
+    ],
+)
+def test_arithmetic_has_its_usual_value(expression, value, numbers):
+    calculation = calculate(expression)
+    assert calculation is not None
+    assert (calculation.value, calculation.numbers) == (value, numbers)
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        pytest.param("", id="empty"),
+        pytest.param("9**9**9", id="powers"),
+        pytest.param("__import__('os')", id="import"),
+        pytest.param("3+5=8", id="equation"),
+        pytest.param("1/0", id="division by zero"),
+        pytest.param("1e309", id="exponent"),
+        pytest.param("3.0+5", id="decimal"),
+        pytest.param("3 5", id="two numbers"),
+        pytest.param("03+5", id="leading zero"),
+        pytest.param("3\n+5", id="line break"),
+        pytest.param("\u0663+\u0665", id="Arabic digits"),
+        pytest.param("\uff13+\uff15", id="full-width digits"),
+        pytest.param("3\u00d75", id="multiplication sign"),
+        pytest.param("True+1", id="boolean"),
+        pytest.param("(" * 100 + "1", id="open parentheses"),
+        pytest.param("-" * 100 + "1", id="many signs"),
+        pytest.param("1" + "+1" * 100, id="too many operations"),
+        pytest.param("9" * (MAX_CHARACTERS + 1), id="too long"),
+    ],
+)
+def test_anything_else_has_no_value(expression):
+    assert calculate(expression) is None
+
+
+def test_longest_number_is_exact():
+    calculation = calculate("9" * MAX_CHARACTERS)
+    assert calculation is not None
+    assert calculation.value == 10**MAX_CHARACTERS - 1
+
+
+SET = DataSet(hub_name="nobody/nothing", hub_config="main", columns=("question", "answer"))
+
+
+def make_prompt(row):
+    return Prompt(text=row["question"], answer=row["answer"]) if row["answer"] else None
+
+
+def load(path, *, seed=0):
+    return load_questions(SET, str(path), make_prompt, seed=seed)
+
+
+def texts(questions, split, count):
+    return [questions.at(split, index).text for index in range(count)]
+
+
+def write_rows(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def row(number):
+    return {"question": f"what is {number}?", "answer": str(number)}
+
+
+def rows_of_gsm8k():
+    return [json.loads(line) for line in Path(GSM8K).read_text().splitlines()]
+
+
+def test_every_question_is_met_once_before_any_is_met_twice():
+    questions = load(GSM8K)
+    # 12 of the 14 questions are for training by their hash.
+    rounds = [texts(questions, Split.TRAIN, 36)[at : at + 12] for at in (0, 12, 24)]
+    assert {len(set(each)) for each in rounds} == {12}
+    assert set(rounds[0]) == set(rounds[1]) == set(rounds[2])
+    assert rounds[0] != rounds[1]
+
+
+def test_the_splits_share_no_question_and_leave_none_out():
+    questions = load(GSM8K)
+    train, evaluation = (set(texts(questions, split, 30)) for split in Split)
+    assert not train & evaluation
+    assert train | evaluation == {row["question"] for row in rows_of_gsm8k()}
+
+
+def test_the_seed_chooses_the_order_and_nothing_else():
+    one, same, other = (load(GSM8K, seed=seed) for seed in (3, 3, 4))
+    assert texts(one, Split.TRAIN, 12) == texts(same, Split.TRAIN, 12)
+    assert texts(one, Split.TRAIN, 12) != texts(other, Split.TRAIN, 12)
+    assert set(texts(one, Split.TRAIN, 12)) == set(texts(other, Split.TRAIN, 12))
+
+
+def test_of_a_few_questions_one_is_held_out_whatever_the_seed(tmp_path):
+    file = write_rows(tmp_path / "few.jsonl", [row(number) for number in range(3)])
+    held_out = {seed: texts(load(file, seed=seed), Split.EVALUATION, 6) for seed in (1, 2)}
+    assert set(held_out[1]) == set(held_out[2])
+    assert len(set(held_out[1])) == 1
+    assert len(set(texts(load(file), Split.TRAIN, 6)) - set(held_out[1])) == 2
+
+
+def test_files_of_a_folder_keep_their_splits(tmp_path):
+    write_rows(tmp_path / "train.jsonl", map(row, range(9)))
+    write_rows(tmp_path / "test.jsonl", map(row, range(20, 23)))
+    questions = load(tmp_path)
+    assert set(texts(questions, Split.EVALUATION, 3)) == {
+        "what is 20?",
+        "what is 21?",
+        "what is 22?",
+    }
+    assert set(texts(questions, Split.TRAIN, 9)) == {f"what is {number}?" for number in range(9)}
+
+
+def test_a_question_of_both_files_is_not_trained_on(tmp_path):
+    write_rows(tmp_path / "train.jsonl", map(row, range(3)))
+    write_rows(tmp_path / "test.jsonl", map(row, range(2, 4)))
+    assert set(texts(load(tmp_path), Split.TRAIN, 6)) == {"what is 0?", "what is 1?"}
+
+
+def test_a_parquet_file_holds_the_same_as_its_lines(tmp_path):
+    Dataset.from_list(rows_of_gsm8k()).to_parquet(tmp_path / "questions.parquet")
+    parquet, lines = load(tmp_path / "questions.parquet"), load(GSM8K)
+    assert texts(parquet, Split.TRAIN, 12) == texts(lines, Split.TRAIN, 12)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (
+            '{"question": "1?", "answer": "1"}\n{"question": "2?"}\n',
+            r"row 2 has no text in column ",
+        ),
+        ('{"answer": "1"}\n', r"row 1 has no text in column 'question' \(its columns are 'answer'"),
+        ('{"question": 1, "answer": "1"}\n', "row 1 has no text in column 'question'"),
+        ('{"question": "1?", "answer": ""}\n', "row 1 has no answer .* column 'answer'"),
+        ('{"question": "1?", "answer": "1"}\n{oops\n', "line 2 is not JSON"),
+        ("[1]\n", "line 1 is not a JSON object"),
+    ],
+)
+def test_what_a_row_lacks_is_named_by_file_and_row(tmp_path, content, said):
+    file = tmp_path / "questions.jsonl"
+    file.write_text(content)
+    with pytest.raises(
+        ValueError, match=f"^environment.parameters.path: .*questions.jsonl.*{said}"
+    ):
+        load(file)
+
+
+def test_a_file_that_is_not_there_is_named_with_the_cure(tmp_path):
+    with pytest.raises(ValueError, match=r"parameters.path: '.*none.jsonl' does not exist"):
+        load(tmp_path / "none.jsonl")
+
+
+def test_a_file_of_another_kind_is_refused(tmp_path):
+    (tmp_path / "questions.csv").touch()
+    with pytest.raises(ValueError, match=r"questions.csv' is neither .jsonl nor .parquet"):
+        load(tmp_path / "questions.csv")
+
+
+def test_a_folder_without_data_is_refused_with_the_cause(tmp_path):
+    with pytest.raises(ValueError, match=r"cannot be loaded .*give the path of a local copy"):
+        load(tmp_path)
+
+
+def test_a_split_without_items_is_named_when_it_is_asked_for():
+    questions = Questions({Split.TRAIN: (), Split.EVALUATION: ()}, seed=0)
+    with pytest.raises(ValueError, match="no item for evaluation; give more rows"):
+        questions.at(Split.EVALUATION, 0)

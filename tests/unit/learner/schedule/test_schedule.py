@@ -1,17 +1,190 @@
-"""Which rank runs which trajectories: every property for any lengths, budgets and meshes."""
+"""The tokens that a GPU's memory holds."""
 
 from collections import Counter
+from dataclasses import replace
 from itertools import chain, pairwise
+from types import SimpleNamespace
 
+import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
+from tests.fixtures.learner.updates import make_spec
+from vcpo.api.learner import ActivationCheckpointing, Attention
+from vcpo.service.lifecycle import StartError
+from vcpo_learner.forward.activation_checkpointing import set_checkpoints
+from vcpo_learner.forward.attention import select_attention
+from vcpo_learner.schedule import token_budget
 from vcpo_learner.schedule.micro_steps import (
     MicroBatchBudget,
     fit,
     group_micro_steps,
     micro_steps,
 )
+from vcpo_learner.schedule.token_budget import (
+    MemoryUse,
+    ModelSize,
+    check_room,
+    group_bytes,
+    layer_bytes,
+    memory_budget,
+    state_bytes,
+    token_bytes,
+)
+
+GIB = 1 << 30
+SEVEN_BILLION = ModelSize(
+    num_parameters=7_600_000_000,
+    num_trained=7_600_000_000,
+    num_layers=28,
+    hidden=3584,
+    inner=18_944,
+    vocabulary=152_064,
+)
+HALF = MemoryUse(activation_bytes=2, checkpoints_layers=True, num_shards=8)
+SMALL = {
+    "vocab_size": 64,
+    "hidden_size": 64,
+    "intermediate_size": 192,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 1024,
+    "pad_token_id": 0,
+}
+FAMILIES = {
+    "llama": (LlamaForCausalLM, LlamaConfig, {}),
+    "qwen3": (Qwen3ForCausalLM, Qwen3Config, {"head_dim": 16}),
+    "gemma2": (Gemma2ForCausalLM, Gemma2Config, {"head_dim": 16}),
+}
+
+
+def build(family, num_layers):
+    make, config, fields = FAMILIES[family]
+    model = make(config(**{**SMALL, **fields, "num_hidden_layers": num_layers})).eval()
+    select_attention(model, Attention.VARLEN, packs=False)
+    return model
+
+
+def saved_bytes(model, num_tokens, *, half):
+    """Bytes that autograd keeps of a forward pass, parameters left out."""
+    kept = {}
+
+    def keep(tensor):
+        kept[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    tokens = torch.ones(1, num_tokens, dtype=torch.int64)
+    with (
+        torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
+        torch.autocast("cpu", dtype=torch.bfloat16, enabled=half),
+    ):
+        model.model(input_ids=tokens, use_cache=False)
+    own = {each.untyped_storage().data_ptr() for each in model.parameters()}
+    return sum(each.untyped_storage().nbytes() for at, each in kept.items() if at not in own)
+
+
+@pytest.mark.parametrize("half", [False, True], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_layer_keeps_at_most_what_is_counted_and_more_than_half_of_it(family, half):
+    few, many = (build(family, num_layers) for num_layers in (1, 3))
+    measured = [
+        saved_bytes(model, 256, half=half) - saved_bytes(model, 128, half=half)
+        for model in (few, many)
+    ]
+    of_layer = (measured[1] - measured[0]) / 2 / 128
+    counted = layer_bytes(ModelSize.of(few), 2 if half else 4)
+    assert of_layer <= counted < 2 * of_layer
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_layer_with_checkpoints_keeps_its_input_only(family):
+    models = [build(family, num_layers) for num_layers in (1, 3)]
+    for model in models:
+        set_checkpoints(model, ActivationCheckpointing.LAYERS)
+    few, many = (
+        saved_bytes(model, 256, half=True) - saved_bytes(model, 128, half=True) for model in models
+    )
+    assert (many - few) / 2 / 128 == 4 * SMALL["hidden_size"]
+
+
+def test_a_model_of_7_b_fits_on_eight_gpus_of_80_gib_and_not_on_one():
+    # Trained state by hand: 16 bytes for each of 0.95 B parameters of a shard are 14.2 GiB.
+    assert 14 * GIB < state_bytes(SEVEN_BILLION, HALF) < 40 * GIB
+    weights = 4 * SEVEN_BILLION.num_parameters
+    assert memory_budget(80 * GIB - weights // 8, SEVEN_BILLION, HALF).tokens > 16_384
+    alone = MemoryUse(activation_bytes=2, checkpoints_layers=True, num_shards=1)
+    assert memory_budget(80 * GIB - weights, SEVEN_BILLION, alone).tokens == 1
+
+
+def test_a_gpu_without_room_for_gradients_and_moments_is_named_with_the_cure():
+    # By hand: 8 bytes for each of 7.6 B parameters are 60.8 GB, 56.6 GiB; an eighth is 7.1 GiB.
+    alone = replace(HALF, num_shards=1)
+    with pytest.raises(StartError, match=r"7\.60 billion.* 56\.6 GiB .*leave 16\.0 GiB.*lora"):
+        check_room(16 * GIB, SEVEN_BILLION, alone)
+    check_room(57 * GIB, SEVEN_BILLION, alone)
+    check_room(8 * GIB, SEVEN_BILLION, HALF)
+
+
+def test_a_rank_with_room_refuses_with_the_one_that_has_none(monkeypatch):
+    # One alone would refuse while the others wait for its answer.
+    monkeypatch.setattr(token_budget, "free_bytes", lambda _: 64 * GIB)
+    ranks = SimpleNamespace(
+        device=torch.device("cuda", 0), num_shards=2, least=lambda value: min(value, 8)
+    )
+    with pytest.raises(StartError, match=r"leave 0\.0 GiB"):
+        token_budget.budget_on_ranks(build(next(iter(FAMILIES)), 1), make_spec(), ranks)
+
+
+def test_each_open_group_has_the_sum_of_a_matrix_whole_and_that_of_all_in_shards():
+    # By hand: 4 bytes for each of .95 B numbers of a shard; for (152,064 + 18,944) x 3,584 numbers
+    # of the head and of a layer's matrix, and an eighth of that, which a rank has of their sums.
+    assert group_bytes(SEVEN_BILLION, HALF) == 3_800_000_000 + 2_451_570_688 + 306_446_336
+
+
+@given(st.integers(0, 1 << 40), st.integers(0, 1 << 36))
+def test_the_budget_fits_and_grows_with_the_memory(free_bytes, more_bytes):
+    less, more = (
+        memory_budget(each, SEVEN_BILLION, HALF) for each in (free_bytes, free_bytes + more_bytes)
+    )
+    assert 1 <= less.tokens <= more.tokens
+    assert 1 <= less.groups <= more.groups
+    if less.tokens > 1:
+        sums = (less.groups - 1) * group_bytes(SEVEN_BILLION, HALF)
+        needed = state_bytes(SEVEN_BILLION, HALF) + sums
+        assert needed + less.tokens * token_bytes(SEVEN_BILLION, HALF) <= free_bytes
+
+
+def test_sizes_are_read_from_any_family():
+    gpt2 = GPT2LMHeadModel(GPT2Config(vocab_size=32, n_embd=16, n_layer=2, n_head=2))
+    size = ModelSize.of(torch.nn.Sequential(gpt2))
+    assert (size.num_layers, size.hidden, size.inner, size.vocabulary) == (2, 16, 64, 32)
+    assert size.num_parameters == sum(each.numel() for each in gpt2.parameters())
+    mixture = Qwen3MoeConfig(
+        **SMALL, head_dim=32, num_experts=4, num_experts_per_tok=3, moe_intermediate_size=100
+    )
+    found = ModelSize.of(Qwen3MoeForCausalLM(mixture))
+    assert (found.inner, found.hidden) == (300, 128)
+
+
+def test_only_trained_parameters_have_a_state():
+    model = build("llama", 1)
+    model.model.requires_grad_(False)
+    size = ModelSize.of(model)
+    assert size.num_trained == model.lm_head.weight.numel() < size.num_parameters
+
 
 LENGTHS = st.lists(st.integers(1, 50), max_size=30)
 GROUPS = st.lists(st.lists(st.integers(1, 50), min_size=1, max_size=9), min_size=1, max_size=12)
