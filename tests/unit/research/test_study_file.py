@@ -28,13 +28,6 @@ def spec_of(method: str):
     return cell_spec(study(), study().method(method), lag=5, learning_rate=2e-4, seed=9)
 
 
-def test_a_method_may_set_fields_of_the_optimizer():
-    text = STUDY.replace("title: VCPO}", "title: VCPO, optimizer: {beta2: 0.5}}")
-    other = study_document(text).spec
-    spec = cell_spec(other, other.method("vcpo"), lag=5, learning_rate=2e-4, seed=9)
-    assert (spec.optimizer.beta2, spec.optimizer.learning_rate) == (0.5, 2e-4)
-
-
 def test_a_methods_fields_stand_over_those_of_the_run():
     algorithm = spec_of("plain").algorithm
     assert algorithm.loss_config.baseline is Baseline.GROUP_MEAN
@@ -109,23 +102,6 @@ def test_the_synchronous_lag_is_among_the_lags(old, field):
 )
 def test_more_seeds_name_lags_and_methods_of_their_part(part, given, problem):
     assert problems(with_more_seeds(part, f"seeds: [7], {given}")) == [f"spec.{problem}"]
-
-
-@pytest.mark.parametrize(
-    ("given", "field", "cause"),
-    [
-        ("batch: {promptPool: 9}\n    model: {name: tiny}", "batch.promptPool", "never come again"),
-        (
-            "model: {name: tiny}\n    rollouts: [{name: a}, {name: b}]",
-            "rollouts",
-            "has one sampler; keep one group (got 2)",
-        ),
-    ],
-)
-def test_what_a_run_can_do_and_a_study_does_not_is_refused(given, field, cause):
-    (problem,) = problems(STUDY.replace("model: {name: tiny}", given))
-    assert problem.startswith(f"spec.run.{field}: ")
-    assert cause in problem
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
