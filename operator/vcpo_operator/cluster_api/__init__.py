@@ -1,1 +1,1 @@
-"""The Kubernetes API: the client, the executor of actions, the leader lease."""
+"""The Kubernetes API: the client, the executor of actions."""
