@@ -35,13 +35,6 @@ def test_a_methods_fields_stand_over_those_of_the_run():
     assert algorithm.settings == {"weightCap": 4.0}
 
 
-def test_lag_rate_and_seed_are_the_cells():
-    spec = spec_of("vcpo")
-    assert spec.algorithm.max_policy_lag_steps == 5
-    assert spec.optimizer.learning_rate == 2e-4
-    assert spec.seed == 9
-
-
 @pytest.mark.parametrize("old", ["settings: {weightCap: 4.0}", "learningRateRule: none"])
 def test_a_lag_outside_of_lags_is_refused(old):
     (problem,) = problems(STUDY.replace(old, "maxPolicyLagSteps: 3"))
@@ -69,12 +62,6 @@ def test_a_rate_outside_of_learning_rates_is_refused(old, new, field):
 def test_no_other_part_uses_a_seed_of_the_tuning(old, field):
     (problem,) = problems(STUDY.replace(f"seeds: {old}", "seeds: [1, 101]"))
     assert problem == f"spec.{field}: {SEED_OF_TUNING}"
-
-
-@pytest.mark.parametrize(("old", "field"), [("[0, 32, 128]", "lags"), ("[0, 32],", "claims.lags")])
-def test_the_synchronous_lag_is_among_the_lags(old, field):
-    (problem,) = problems(STUDY.replace(f"lags: {old}", f"lags: {old.replace('0, ', '')}"))
-    assert problem.startswith(f"spec.{field}: must hold 0, the synchronous run ")
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 Training would treat a gap between the two as staleness, or calibrate it away: nothing fails, and
 the run is worthless. There is one limit on the mean gap, which the run sets, or else its number
-formats. The run is read by the lower median of its workers: up to a half of them, whatever they
+formats. The run is read by the lower median of its workers: fewer than half of them, whatever they
 send, neither hide a fault of the others nor make one.
 
     a worker is at fault     its gap is surely ten times that of the median worker: it is set aside

@@ -500,11 +500,11 @@ def test_what_to_look_at_follows_from_how_the_gap_is_spread_over_tokens(ratio_of
     fault=st.sampled_from(["offset", "noise", "temperature", "exact", "impossible"]),
     honest=st.sampled_from([0.01, 0.3]),
 )
-def test_no_half_of_the_workers_hides_or_triggers_a_fault_of_the_others(
+def test_no_minority_of_the_workers_hides_or_triggers_a_fault_of_the_others(
     seed, num_honest, share, fault, honest
 ):
     rng = np.random.default_rng(seed)
-    num_bad = round(share * (num_honest - 1 if honest > LIMIT else num_honest))
+    num_bad = round(share * (num_honest - 1))
 
     def bad(logprobs, _):
         match fault:

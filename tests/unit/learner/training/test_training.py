@@ -198,18 +198,20 @@ async def test_without_room_at_the_end_the_run_fails_with_a_sentence_and_leaves_
 
 
 async def test_a_written_checkpoint_is_resumed_when_the_disk_had_no_room_for_the_model(
-    make_learner, tmp_path
+    make_learner, tmp_path, monkeypatch
 ):
     learner = make_learner(steps=1)
-    write_model = learner.training.saver.export.write_model
+    export = learner.training.saver.export
+    write_model = export.write_model
 
-    def without_room(folder, tensors, *, step):
+    def without_room(_, folder, tensors, *, step):
         with files_of_at_most(MODEL_LIMIT_BYTES):
             write_model(folder, tensors, step=step)
 
-    learner.training.saver.export.write_model = without_room
-    with pytest.raises(StartError, match=r"model: cannot be written.*\(step 1\)"):
-        await learner.run()
+    with monkeypatch.context() as full:
+        full.setattr(type(export), "write_model", without_room)
+        with pytest.raises(StartError, match=r"model: cannot be written.*\(step 1\)"):
+            await learner.run()
     assert not (tmp_path / "model").exists()
     later = make_learner(steps=1)
     assert later.training.resume() == 1
