@@ -32,7 +32,6 @@ def test_what_rank_0_calls_is_done_on_every_rank():
             update.begin(groups, policy_version=0)
             assert update.finish(groups[-1]).skipped is None
             update.load_state_dict(state)
-            update.rehearse(groups[0], policy_version=1)
             commands.stop()
         else:
             commands.follow()
@@ -50,26 +49,24 @@ def fail(*_):
     raise torch.OutOfMemoryError("the backward pass")
 
 
-def failed_update(ranks, groups, fails_in):
+def failed_update(ranks, groups):
     """An update, and its network, after an error in its first backward pass."""
     network = PolicyNetwork(seeded_model(llama))
     place_model(network, ranks, SPEC.learner.number_format)
     update = PolicyUpdate(network, SPEC, PAD, ranks=ranks)
     handle = network.model.model.layers[0].mlp.register_full_backward_hook(fail)
-    given = groups if fails_in == "begin" else groups[0]
     with pytest.raises(torch.OutOfMemoryError, match="the backward pass"):
-        getattr(update, fails_in)(given, policy_version=0)
+        update.begin(groups, policy_version=0)
     handle.remove()
     return update, network
 
 
 @pytest.mark.skipif(not CAN_RESET, reason="PyTorch before 2.13 cannot reset FSDP")
-@pytest.mark.parametrize("fails_in", ["begin", "rehearse"])
-def test_a_step_after_an_error_in_a_backward_pass_has_the_right_gradient(fails_in):
+def test_a_step_after_an_error_in_a_backward_pass_has_the_right_gradient():
     groups = sampled_groups(seeded_model(llama))
 
     def gradient(ranks):
-        update, network = failed_update(ranks, groups, fails_in)
+        update, network = failed_update(ranks, groups)
         assert update.is_whole
         update.begin(groups, policy_version=0)
         return {name: whole(each.grad) for name, each in network.model.named_parameters()}
@@ -87,6 +84,6 @@ def test_an_update_that_cannot_be_reset_raises_its_error_and_is_not_whole():
     def is_whole(ranks):
         if CAN_RESET:
             del FSDPModule.reset_iter_state  # as PyTorch before 2.13, in this process
-        return failed_update(ranks, groups, "begin")[0].is_whole
+        return failed_update(ranks, groups)[0].is_whole
 
     assert run_ranks(2, is_whole) == [False, False]
