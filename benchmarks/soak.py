@@ -47,8 +47,8 @@ import grpc
 import torch
 from safetensors.torch import save
 
-from benchmarks.harness.changes import prepare
 from benchmarks.learner.ingest import make_responses
+from tests.fixtures.weight_changes import prepare
 from vcpo.api import VCPORun, VCPORunSpec
 from vcpo.metrics import RolloutMetrics
 from vcpo.wire.deltas import chain_to

@@ -30,8 +30,8 @@ import numpy as np
 import torch
 from transformers import LlamaForCausalLM
 
-from benchmarks.harness.changes import delta_between
 from benchmarks.harness.successive_versions import Update, make_model, updates
+from tests.fixtures.weight_changes import delta_between
 from vcpo.wire.deltas import apply_deltas, elements_of
 from vcpo.wire.weights import manifest_of, tensor_sections, verify
 from vcpo_rollout.engines.engine import PolicyWeights, WeightChanges
