@@ -33,7 +33,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any, Final
 
-from research.alarms import watched_run
+from research.alarms import first_alarm
 from research.cells.records import CellRecord, table_records
 from research.measures import collapse_step
 from vcpo.algo.health.collapse import RECOVERED_SHARE, num_low_at_end, share_error
@@ -59,7 +59,7 @@ class Judged:
         self.lag = record.lag
         self.seed = record.seed
         self.collapse = collapse_step(record.evaluations)
-        self.alarm = watched_run(record).first_alarms[WarningLevel.CRITICAL]
+        self.alarm = first_alarm(record.steps, WarningLevel.CRITICAL)
         accuracies = [each.accuracy for each in record.evaluations]
         self.is_recovered = accuracies[-1] > RECOVERED_SHARE * max(accuracies)
         self.is_evaluated_low = _is_evaluated_low(accuracies)

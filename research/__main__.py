@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import shlex
 import signal
@@ -11,7 +10,6 @@ import sys
 from pathlib import Path
 
 from research.app import Options, run_studies
-from research.cells.cell import Part, Selection
 from vcpo.service.lifecycle import StartError, report_start_error
 
 _INTERRUPTED = 130
@@ -24,7 +22,7 @@ def main() -> int:
     """
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        complete = run_studies(_options(sys.argv[1:]), _say)
+        complete = run_studies(_options(), _say)
     except StartError as error:
         return report_start_error(error)
     except KeyboardInterrupt:
@@ -38,71 +36,27 @@ def _say(line: str) -> None:
     sys.stdout.flush()
 
 
-def _options(arguments: list[str]) -> Options:
+def _options() -> Options:
     parser = argparse.ArgumentParser(
         prog="python -m research",
         description="Runs in parallel every cell of the studies that has no record yet, and writes "
         "results.md, results.json and two figures a study. Ctrl-C loses the running cells; "
         "the same command resumes the studies.",
     )
-    parser.add_argument(
-        "files", metavar="FILE", nargs="+", type=Path, help="YAML file of a study (kind VCPOStudy)"
-    )
-    parser.add_argument(
-        "--output",
-        type=Path,
-        default=Path("runs") / "studies",
-        help="directory of the report; records are in records/NAME below it [%(default)s]",
-    )
-    parser.add_argument(
-        "--jobs",
-        type=int,
-        default=os.cpu_count() or 1,
-        help="cells that run at a time [cores]",
-    )
-    parser.add_argument(
-        "--device",
-        choices=["cpu", "cuda"],
-        default="cpu",
-        help="where cells compute; the jobs share a GPU's memory [%(default)s]",
-    )
-    parser.add_argument("--hours", type=float, help="start no cell after this time [no limit]")
-    parser.add_argument(
-        "--part",
-        action="append",
-        choices=[part.value for part in Part],
-        help="run this part; repeatable",
-    )
-    parser.add_argument(
-        "--only", action="append", metavar="METHOD", help="run this method; repeatable"
-    )
-    parser.add_argument(
-        "--lags",
-        action="append",
-        type=int,
-        help="run this lag of plane and claims; repeatable",
-    )
-    parser.add_argument("--report-only", action="store_true", help="only write the report")
-    parsed = parser.parse_args(arguments)
+    add = parser.add_argument
+    add("files", metavar="FILE", nargs="+", type=Path, help="study (YAML, kind VCPOStudy)")
+    output = "directory of the report; records are in records/NAME below it [%(default)s]"
+    add("--output", type=Path, default=Path("runs/studies"), help=output)
+    add("--jobs", type=int, default=os.cpu_count() or 1, help="cells that run at a time [cores]")
+    device = "where cells compute; the jobs share a GPU's memory [%(default)s]"
+    add("--device", choices=["cpu", "cuda"], default="cpu", help=device)
+    add("--report-only", action="store_true", help="only write the report")
+    parsed = parser.parse_args()
     if parsed.jobs < 1:
         parser.error(f"argument --jobs: {parsed.jobs} is below 1")
-    if parsed.hours is not None and not 0.0 < parsed.hours < math.inf:
-        parser.error(f"argument --hours: {parsed.hours} is no positive number of hours")
-    files = [str(file) for file in parsed.files]
-    return Options(
-        files=parsed.files,
-        output=parsed.output,
-        jobs=parsed.jobs,
-        hours=parsed.hours,
-        selection=Selection(
-            parts=frozenset(map(Part, parsed.part)) if parsed.part else None,
-            methods=frozenset(parsed.only) if parsed.only else None,
-            lags=frozenset(parsed.lags) if parsed.lags else None,
-        ),
-        report_only=parsed.report_only,
-        device=parsed.device,
-        command=shlex.join(["python", "-m", "research", *files, "--output", str(parsed.output)]),
-    )
+    files = map(str, parsed.files)
+    command = shlex.join(["python", "-m", "research", *files, "--output", str(parsed.output)])
+    return Options(**vars(parsed), command=command)
 
 
 if __name__ == "__main__":

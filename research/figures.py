@@ -14,22 +14,13 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
+from research.results import Tuning
 from research.study import StudySpec
 from vcpo.report.numbers import compact
 
 COLORS: Final = (
-    "#0072b2",
-    "#d55e00",
-    "#009e73",
-    "#cc79a7",
-    "#8c6d00",
-    "#56b4e9",
-    "#444444",
-    "#e69f00",
-    "#882255",
-    "#332288",
-    "#44aa99",
-    "#999933",
+    *("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#8c6d00", "#56b4e9", "#444444", "#e69f00"),
+    *("#882255", "#332288", "#44aa99", "#999933"),
 )
 """Most color-blind readers can tell these apart: the first eight by Okabe and Ito
 (https://jfly.uni-koeln.de/color/), the others by Tol (https://sronpersonalpages.nl/~pault/)."""
@@ -64,21 +55,18 @@ def save_figures(
     plane: pd.DataFrame,
     lags: pd.DataFrame,
     safe: pd.DataFrame,
-    *,
-    target: float,
-    rates: Mapping[str, float],
+    tuned: Tuning,
     prefix: Path,
 ) -> None:
     """Write `<prefix>-heat_maps.svg` and `<prefix>-by_lag.svg`; equal numbers make equal files.
 
-    plane, lags, safe: as `results` returns them. rates: the synchronous ones, set bold.
+    plane, lags, safe, tuned: as `results` returns them.
     """
     with mpl.rc_context(_STYLE):
-        figures = {
-            "heat_maps": _heat_maps(study, plane, target, rates),
-            "by_lag": _by_lag(study, lags, safe),
-        }
-        for name, figure in figures.items():
+        for name, figure in (
+            ("heat_maps", _heat_maps(study, plane, tuned)),
+            ("by_lag", _by_lag(study, lags, safe)),
+        ):
             path = prefix.with_name(f"{prefix.name}-{name}.svg")
             figure.savefig(path, metadata={"Date": None, "Creator": None})
 
@@ -98,18 +86,16 @@ def _sheet(
     return figure, [figure.add_subplot(rows, columns, index + 1) for index in range(panels)]
 
 
-def _heat_maps(
-    study: StudySpec, plane: pd.DataFrame, target: float, rates: Mapping[str, float]
-) -> Figure:
+def _heat_maps(study: StudySpec, plane: pd.DataFrame, tuned: Tuning) -> Figure:
     full = float(np.nanmax(plane.to_numpy())) or 1.0
     framed = Rectangle((0, 0), 1, 1, label="reaches the synchronous target", **_FRAME)
     methods = [each for each in study.methods if each.name in plane.index.levels[0]]
     figure, panels = _sheet(len(methods), [framed])
     for method, axes in zip(methods, panels, strict=True):
         axes.set(title=method.label, xlabel="policy lag k", ylabel="learning rate")
-        _heat_map(axes, plane.loc[method.name], full, target)
+        _heat_map(axes, plane.loc[method.name], full, tuned.target)
         for rate, label in zip(sorted(plane.columns), axes.get_yticklabels(), strict=True):
-            label.set_fontweight("bold" if rate == rates.get(method.name) else "normal")
+            label.set_fontweight("bold" if rate == tuned.rates.get(method.name) else "normal")
     return figure
 
 

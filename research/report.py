@@ -41,7 +41,8 @@ sampled by version max(0, s - k). {cells:,} cells took {hours:.1f} hours of proc
 _STUDY: Final = """
 ## {name}
 
-Task `{task}`, {steps} steps of {prompts} prompts x {trajectories} trajectories; {held_out} held-out
+Task `{run.environment.name}`, {run.steps} steps of {run.batch.prompts_per_step} prompts x \
+{run.batch.trajectories_per_prompt} trajectories; {run.evaluation.prompts} held-out
 prompts. {cells:,} cells. Target {target:.3f}. Subject: {subject}.
 
 {table}
@@ -55,16 +56,9 @@ does not hold the scatter of seeds.
 {table}
 """
 _LAGS: Final = (
-    "k",
-    "method",
-    "rate",
-    "final accuracy",
-    "collapsed",
-    "steps",
-    "subject gains",
-    "safe decades",
+    "k | method | rate | final accuracy | collapsed | steps | subject gains | safe decades"
 )
-_CONDITION: Final = ("condition", "k", "method", "rate", "final accuracy", "of k = 0", "collapsed")
+_CONDITION: Final = "condition | k | method | rate | final accuracy | of k = 0 | collapsed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,14 +109,12 @@ def _section(
     folder: Path,
 ) -> str:
     """Draw a study's figures, add its numbers, and return its section of the document."""
-    spec, name = data.study.spec, data.study.metadata.name
+    spec, run, name = data.study.spec, data.study.spec.run, data.study.metadata.name
     lags = results.by_lag(spec, cells, tuned)
     safe = results.safe_rates(spec, cells, tuned.target)
     plane = results.plane(spec, cells)
     if not plane.empty and not lags.empty:
-        save_figures(
-            spec, plane, lags, safe, target=tuned.target, rates=tuned.rates, prefix=folder / name
-        )
+        save_figures(spec, plane, lags, safe, tuned, folder / name)
     numbers[name] = {
         "cells": len(cells),
         "failed_cells": sorted(data.failures),
@@ -132,24 +124,18 @@ def _section(
         "by_lag": _records(lags),
         "safe_rates": _records(safe),
     }
-    run = spec.run
-    failed = "".join(
-        f"- `{cell}`: {error.strip().splitlines()[-1]}\n"
-        for cell, error in sorted(data.failures.items())
-    )
     section = _STUDY.format(
         name=name,
-        task=run.environment.name,
-        steps=run.steps,
-        prompts=run.batch.prompts_per_step,
-        trajectories=run.batch.trajectories_per_prompt,
-        held_out=run.evaluation.prompts,
+        run=run,
         cells=len(cells),
         target=tuned.target,
         subject=spec.subject,
         table=_table(_LAGS, _lag_rows(spec, lags, safe)),
     )
-    return section + (f"\nFailed cells:\n\n{failed}" if failed else "")
+    last = [
+        f"- `{at}`: {data.failures[at].strip().splitlines()[-1]}" for at in sorted(data.failures)
+    ]
+    return section + ("\nFailed cells:\n\n" + "\n".join(last) + "\n" if last else "")
 
 
 def _lag_rows(study: StudySpec, lags: pd.DataFrame, safe: pd.DataFrame) -> Iterable[Sequence[str]]:
@@ -191,19 +177,15 @@ def _interval(value: float, low: float, high: float, form: str) -> str:
     return f"{value:{form}}" + ("" if math.isnan(low) else f" ({low:{form}} to {end})")
 
 
-def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [columns, ["---"] * len(columns), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+def _table(heads: str, rows: Iterable[Sequence[str]]) -> str:
+    lines = [heads, " | ".join("---" for _ in heads.split(" | ")), *map(" | ".join, rows)]
+    return "\n".join(f"| {line} |" for line in lines)
 
 
 def _records(rows: pd.DataFrame) -> list[dict[str, Any]]:
     """Return rows as JSON values: numbers in six digits, null for what has none."""
     return [
-        {
-            name: _rounded(value.item() if hasattr(value, "item") else value)
-            for name, value in row.items()
-        }
-        for row in rows.to_dict("records")
+        {name: _rounded(value) for name, value in row.items()} for row in rows.to_dict("records")
     ]
 
 

@@ -45,19 +45,8 @@ def cell_frame(records: Iterable[CellRecord]) -> pd.DataFrame:
         }
         for each in records
     ]
-    columns = [
-        "method",
-        "lag",
-        "rate",
-        "seed",
-        "cpu_s",
-        "final",
-        "fell",
-        "ess",
-        "on_policy",
-        "record",
-    ]
-    return pd.DataFrame(rows, columns=columns)
+    columns = "method lag rate seed cpu_s final fell ess on_policy record"
+    return pd.DataFrame(rows, columns=columns.split())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,13 +138,10 @@ def safe_rates(study: StudySpec, cells: pd.DataFrame, target: float) -> pd.DataF
     range reaches an end of the rates that were tried, and so may be wider.
     """
     whole = plane(study, cells[~cells.seed.isin(study.development_seeds)]).dropna()
-    rows = []
-    for (method, lag), curve in whole.iterrows():
-        low, high, is_cut = safe_range(curve.sort_index(), target)
-        decades = math.log10(high / low)
-        place = {"method": method, "lag": lag}
-        rows.append({**place, "low": low, "high": high, "decades": decades, "is_cut": is_cut})
-    return _in_order(study, pd.DataFrame(rows))
+    rows = [(*at, *safe_range(curve.sort_index(), target)) for at, curve in whole.iterrows()]
+    found = pd.DataFrame(rows, columns=["method", "lag", "low", "high", "is_cut"])
+    found.insert(4, "decades", [math.log10(row.high / row.low) for row in found.itertuples()])
+    return _in_order(study, found)
 
 
 def safe_range(curve: pd.Series, target: float) -> tuple[float, float, bool]:

@@ -12,7 +12,7 @@ cells are of one kind, a base run with one method, lag, learning rate and seed:
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self, TypeVar
 
@@ -44,7 +44,6 @@ _Seed = Annotated[int, Field(ge=0, le=2**31 - 1)]
 _Rate = Annotated[float, Field(gt=0.0, le=1.0)]
 _SET_BY_STUDY: Final = "is set by the study; remove it and use `lags`"
 _RATE_SET_BY_STUDY: Final = "is set by the study; remove it and use `learningRates`"
-_SEEDS_OF_TUNING: Final = "must not be seeds of `tuning` too; replace them in one of the two"
 _Share = Annotated[float, Field(ge=0.0, le=1.0)]
 _Number = TypeVar("_Number", int, float)
 
@@ -132,27 +131,6 @@ class MoreSeeds(Section):
             and (self.methods is None or method in self.methods)
         )
 
-    def conflicts(
-        self,
-        *location: str | int,
-        lags: Sequence[int],
-        methods: Sequence[str],
-        tuned: Sequence[int],
-    ) -> Iterator[InitErrorDetails]:
-        """Yield an error for each field that names what it may not.
-
-        location: of this section, from the spec. lags, methods: those of the part. tuned: seeds of
-        the tuning.
-        """
-        if unknown := [lag for lag in self.lags or () if lag not in lags]:
-            message = f"must be among {list(lags)}; remove the others"
-            yield conflict(*location, "lags", value=unknown, message=message)
-        if others := [name for name in self.methods or () if name not in methods]:
-            message = f"must be among {list(methods)}; remove the others"
-            yield conflict(*location, "methods", value=others, message=message)
-        if shared := sorted(set(self.seeds) & set(tuned)):
-            yield conflict(*location, "seeds", value=shared, message=_SEEDS_OF_TUNING)
-
 
 class _SeededPart(Section):
     """A part of a study that has seeds at several lags."""
@@ -207,23 +185,21 @@ class StudySpec(_SeededPart):
     @field_validator("run")
     @classmethod
     def _cells_support_the_run(cls, run: VCPORunSpec) -> VCPORunSpec:
-        conflicts = []
-        if "max_policy_lag_steps" in run.algorithm.model_fields_set:
-            lag = run.algorithm.max_policy_lag_steps
-            conflicts.append(conflict("algorithm", LAG_FIELD, value=lag, message=_SET_BY_STUDY))
-        if "learning_rate" in run.optimizer.model_fields_set:
-            rate = run.optimizer.learning_rate
-            conflicts.append(
-                conflict("optimizer", RATE_FIELD, value=rate, message=_RATE_SET_BY_STUDY)
-            )
-        if len(run.rollouts) > 1:
-            message = "a cell has one sampler; keep one group"
-            conflicts.append(conflict("rollouts", value=len(run.rollouts), message=message))
-        if run.batch.prompt_pool is not None:
-            message = "a study's prompts never come again; remove it"
-            pool = run.batch.prompt_pool
-            conflicts.append(conflict("batch", "promptPool", value=pool, message=message))
-        refuse(conflicts)
+        pool, groups = run.batch.prompt_pool, len(run.rollouts)
+        one, gone = "a cell has one sampler; keep one group", "a study's prompts never come again"
+        lag, rate = run.algorithm.max_policy_lag_steps, run.optimizer.learning_rate
+        is_set = run.algorithm.model_fields_set, run.optimizer.model_fields_set
+        rows = [
+            ("max_policy_lag_steps" in is_set[0], ("algorithm", LAG_FIELD), lag, _SET_BY_STUDY),
+            ("learning_rate" in is_set[1], ("optimizer", RATE_FIELD), rate, _RATE_SET_BY_STUDY),
+            (groups > 1, ("rollouts",), groups, one),
+            (pool is not None, ("batch", "promptPool"), pool, f"{gone}; remove it"),
+        ]
+        refuse(
+            conflict(*location, value=value, message=message)
+            for is_wrong, location, value, message in rows
+            if is_wrong
+        )
         return run
 
     @field_validator("methods")
@@ -240,13 +216,7 @@ class StudySpec(_SeededPart):
 
     @model_validator(mode="after")
     def _parts_agree(self) -> Self:
-        conflicts = [
-            *self._unknown_methods(),
-            *self._wrong_lags(),
-            *self._shared_seeds(),
-            *self._wrong_more_seeds(),
-            *self._unknown_development_seeds(),
-        ]
+        conflicts = [*self._unknown(), *self._wrong_lags(), *self._shared_seeds()]
         for index, method in enumerate(self.methods):
             try:
                 cell = cell_spec(self, method, lag=0, learning_rate=1e-6, seed=self.seeds[0])
@@ -261,18 +231,26 @@ class StudySpec(_SeededPart):
         refuse(conflicts)
         return self
 
-    def _unknown_methods(self) -> Iterator[InitErrorDetails]:
+    def _unknown(self) -> Iterator[InitErrorDetails]:
+        """Yield what names a method, a lag or a seed that its part does not have."""
         names = [method.name for method in self.methods]
-        message = f"must name one of the methods: {', '.join(names)}"
-        if self.subject not in names:
-            yield conflict("subject", value=self.subject, message=message)
-        claimed = self.claims.methods if self.claims else None
-        for index, name in enumerate(claimed or ()):
-            if name not in names:
-                yield conflict("claims", "methods", index, value=name, message=message)
-        if claimed is not None and self.subject not in claimed:
-            message = f"must hold the subject, {self.subject!r}; add it"
-            yield conflict("claims", "methods", value=list(claimed), message=message)
+        stale = [lag for lag in self.lags if lag > 0]
+        rows: list[tuple[tuple[str | int, ...], Iterable[Any], Sequence[Any]]] = [
+            (("subject",), (self.subject,), names),
+            (("developmentSeeds",), self.development_seeds, self.all_seeds),
+            *_named_by(self.more_seeds, "moreSeeds", lags=stale, methods=names),
+        ]
+        if (claims := self.claims) is not None:
+            claimed, place = claims.methods or names, ("claims", "moreSeeds")
+            rows += [
+                (("claims", "methods"), claimed, names),
+                (("subject",), (self.subject,), claimed),
+                *_named_by(claims.more_seeds, *place, lags=claims.lags, methods=claimed),
+            ]
+        for location, given, known in rows:
+            if unknown := [each for each in given if each not in known]:
+                message = f"must be among {list(known)}; remove the others"
+                yield conflict(*location, value=unknown, message=message)
 
     def _wrong_lags(self) -> Iterator[InitErrorDetails]:
         if self.tuning is None:
@@ -287,31 +265,17 @@ class StudySpec(_SeededPart):
                 yield conflict(*location, value=list(lags), message=message)
 
     def _shared_seeds(self) -> Iterator[InitErrorDetails]:
-        claimed = self.claims.seeds if self.claims else ()
-        for location, seeds in ((("seeds",), self.seeds), (("claims", "seeds"), claimed)):
-            if shared := sorted(set(seeds) & set(self.tuning_seeds)):
-                yield conflict(*location, value=shared, message=_SEEDS_OF_TUNING)
-
-    def _unknown_development_seeds(self) -> Iterator[InitErrorDetails]:
-        known = self.all_seeds
-        if unknown := [seed for seed in self.development_seeds if seed not in known]:
-            message = f"must be seeds of the plane, {list(known)}; remove the others"
-            yield conflict("developmentSeeds", value=unknown, message=message)
-
-    def _wrong_more_seeds(self) -> Iterator[InitErrorDetails]:
-        names = [method.name for method in self.methods]
-        stale = [lag for lag in self.lags if lag > 0]
-        for index, more in enumerate(self.more_seeds):
-            yield from more.conflicts(
-                "moreSeeds", index, lags=stale, methods=names, tuned=self.tuning_seeds
-            )
-        if (claims := self.claims) is not None:
-            claimed = claims.methods or names
-            for index, more in enumerate(claims.more_seeds):
-                place = "claims", "moreSeeds", index
-                yield from more.conflicts(
-                    *place, lags=claims.lags, methods=claimed, tuned=self.tuning_seeds
-                )
+        message = "must not be seeds of `tuning` too; replace them in one of the two"
+        parts: list[tuple[tuple[str, ...], _SeededPart]] = [((), self)]
+        if self.claims is not None:
+            parts.append((("claims",), self.claims))
+        for place, part in parts:
+            more = {
+                ("moreSeeds", at, "seeds"): each.seeds for at, each in enumerate(part.more_seeds)
+            }
+            for location, seeds in ({("seeds",): part.seeds} | more).items():
+                if shared := sorted(set(seeds) & set(self.tuning_seeds)):
+                    yield conflict(*place, *location, value=shared, message=message)
 
     @property
     def tuning_seeds(self) -> tuple[int, ...]:
@@ -324,12 +288,17 @@ class StudySpec(_SeededPart):
         return self.has_seed(method, lag, seed)
 
     def method(self, name: str) -> StudyMethod:
-        """Return the method with a name.
-
-        Raises:
-            KeyError: when no method has it.
-        """
+        """Return the method with a name; a KeyError says that no method has it."""
         return {method.name: method for method in self.methods}[name]
+
+
+def _named_by(
+    more: Iterable[MoreSeeds], *place: str, lags: Sequence[int], methods: Sequence[str]
+) -> Iterator[tuple[tuple[str | int, ...], Iterable[Any], Sequence[Any]]]:
+    """Yield the place of each field of more seeds, what it names and what its part has."""
+    for index, each in enumerate(more):
+        yield (*place, index, "lags"), each.lags or (), lags
+        yield (*place, index, "methods"), each.methods or (), methods
 
 
 def _problems_of_method(index: int, error: ValidationError) -> Iterator[InitErrorDetails]:

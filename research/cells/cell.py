@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
-from enum import StrEnum
 from typing import Any, Final
 
-from research.study import Ages, StudySpec, cell_spec
+from research.study import Ages, StudyMethod, StudySpec, cell_spec
 from vcpo.algo.methods import LossConfig
 from vcpo.api import VCPORunSpec
 from vcpo.api.workloads import Precision
@@ -19,26 +18,11 @@ Settings = Mapping[str, Any]
 _FORMAT: Final = 4
 """Increases with a change of what a cell does; cells of another format are run again."""
 _PARTS: Final = {
-    "environment",
-    "steps",
-    "seed",
-    "algorithm",
-    "batch",
-    "sampling",
-    "optimizer",
-    "evaluation",
-    "learner",
+    *("environment", "steps", "seed", "algorithm", "batch"),
+    *("sampling", "optimizer", "evaluation", "learner"),
 }
 """Sections of a run's spec on which a cell depends. The others are about processes, but for the
 model, which counts by its content; see `records.CellStore`."""
-
-
-class Part(StrEnum):
-    """A part of a study."""
-
-    TUNING = "tuning"
-    PLANE = "plane"
-    CLAIMS = "claims"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,45 +114,29 @@ def _flattened(document: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, 
             yield f"{prefix}{name}", value
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Selection:
-    """The cells of a study to run; None selects all."""
-
-    parts: frozenset[Part] | None = None
-    methods: frozenset[str] | None = None
-    lags: frozenset[int] | None = None
-    """Of plane and claims; the tuning is at lag 0."""
-
-
-EVERYTHING: Final = Selection()
-
-
-def tuning_cells(study: StudySpec, selection: Selection = EVERYTHING) -> list[Cell]:
+def tuning_cells(study: StudySpec) -> list[Cell]:
     """Return the cells that decide the synchronous rates, seed by seed."""
     return [
         _cell(study, method, 0, rate, seed)
         for seed in study.tuning_seeds
         for rate in study.learning_rates
-        for method in _methods(study, selection)
-        if _takes(selection, Part.TUNING)
+        for method in study.methods
     ]
 
 
-def plane_cells(study: StudySpec, selection: Selection = EVERYTHING) -> list[Cell]:
+def plane_cells(study: StudySpec) -> list[Cell]:
     """Return the cells of the plane, seed by seed: a study that is stopped early covers it."""
     return [
         _cell(study, method, lag, rate, seed)
         for seed in (*study.tuning_seeds, *study.all_seeds)
         for lag in study.lags
         for rate in study.learning_rates
-        for method in _methods(study, selection)
-        if study.plane_has_seed(method, lag, seed) and _takes(selection, Part.PLANE, lag)
+        for method in study.methods
+        if study.plane_has_seed(method.name, lag, seed)
     ]
 
 
-def claims_cells(
-    study: StudySpec, synchronous_rates: Mapping[str, float], selection: Selection = EVERYTHING
-) -> list[Cell]:
+def claims_cells(study: StudySpec, synchronous_rates: Mapping[str, float]) -> list[Cell]:
     """Return the cells of the claims, seed by seed.
 
     synchronous_rates: by method; a method without one is left out.
@@ -177,36 +145,19 @@ def claims_cells(
     if claims is None:
         return []
     return [
-        _cell(study, method, lag, synchronous_rates[method], seed)
+        _cell(study, method, lag, synchronous_rates[method.name], seed)
         for seed in claims.all_seeds
         for lag in claims.lags
-        for method in _methods(study, selection, claims.methods)
-        if method in synchronous_rates and claims.has_seed(method, lag, seed)
-        if _takes(selection, Part.CLAIMS, lag)
-    ]
-
-
-def _takes(selection: Selection, part: Part, lag: int | None = None) -> bool:
-    is_of_part = selection.parts is None or part in selection.parts
-    return is_of_part and (lag is None or selection.lags is None or lag in selection.lags)
-
-
-def _methods(
-    study: StudySpec, selection: Selection, among: Sequence[str] | None = None
-) -> Iterable[str]:
-    wanted = selection.methods
-    return [
-        method.name
         for method in study.methods
-        if (wanted is None or method.name in wanted) and (among is None or method.name in among)
+        if claims.methods is None or method.name in claims.methods
+        if method.name in synchronous_rates and claims.has_seed(method.name, lag, seed)
     ]
 
 
-def _cell(study: StudySpec, name: str, lag: int, learning_rate: float, seed: int) -> Cell:
-    method = study.method(name)
+def _cell(study: StudySpec, method: StudyMethod, lag: int, learning_rate: float, seed: int) -> Cell:
     spec = cell_spec(study, method, lag=lag, learning_rate=learning_rate, seed=seed)
     return Cell(
-        method=name,
+        method=method.name,
         lag=lag,
         learning_rate=learning_rate,
         seed=seed,

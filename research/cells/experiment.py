@@ -4,9 +4,9 @@
 
 Version n is the parameters after n steps. The last k + 1 versions are kept, and the oldest of them
 samples. So every batch is exactly k versions old from step k on. In a run with the same settings
-the lag depends on timing. A cell with a `LagControl` lowers k while it runs, as a host would. With
-`Ages` the data of a batch is up to k versions old. Where the sampler's numbers are not the
-learner's, a group of the newest version is sampled beside each batch, to calibrate with.
+the lag depends on timing. With `Ages` the data of a batch is up to k versions old. Where the
+sampler's numbers are not the learner's, a group of the newest version is sampled beside each batch,
+to calibrate with.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from transformers.utils.logging import disable_progress_bar
 from research.cells.ages import drawn_ages
 from research.cells.cell import Cell
 from research.cells.held_region import HeldRegion
-from research.cells.lag_control import LagControl
-from research.cells.records import CellRecord, EvaluationRow, StepColumns
+from research.cells.records import DIGITS, CellRecord, EvaluationRow, StepColumns
 from research.cells.sampling import CPU, Relay, Sampler, TaskPrompt
 from research.cells.versions import Versions
 from vcpo.wire.trajectory import Trajectory
@@ -57,37 +56,22 @@ def run_cell(cell: Cell, model_name: str, device: torch.device = CPU) -> CellRec
 def step_columns(updates: Sequence[UpdateResult]) -> StepColumns:
     """Return what a record keeps of a cell's updates, the first of which is step 1."""
     ess_ratios = [each.diagnostics.get("ess_ratio") for each in updates]
-    return StepColumns(
-        ess_ratio=tuple(each.ess_ratio for each in updates),
-        on_policy_ess_ratio=tuple(each.on_policy_ess_ratio for each in updates),
-        ess=tuple(
-            None if ratio is None else ratio * len(each.log_weights)
-            for ratio, each in zip(ess_ratios, updates, strict=True)
-        ),
-        gradient_norm=tuple(each.gradient_norm for each in updates),
-        learning_rate=tuple(each.learning_rate for each in updates),
-    )
+    ess = [
+        None if ratio is None else ratio * len(each.log_weights)
+        for ratio, each in zip(ess_ratios, updates, strict=True)
+    ]
+    own = {name: tuple(getattr(each, name) for each in updates) for name in DIGITS if name != "ess"}
+    return StepColumns(**own, ess=tuple(ess))
 
 
 class Experiment:
     """A learner's update, a sampler, and the policy versions between them."""
 
-    def __init__(
-        self,
-        cell: Cell,
-        model_name: str,
-        lag_control: LagControl | None = None,
-        *,
-        device: torch.device = CPU,
-    ) -> None:
-        """Load the cell's model.
-
-        lag_control: limits the lag; None keeps the cell's own.
-        """
+    def __init__(self, cell: Cell, model_name: str, *, device: torch.device = CPU) -> None:
+        """Load the cell's model."""
         self._spec = cell.spec
         self._lag = cell.lag
         self._ages = cell.ages
-        self._lag_control = lag_control
         torch.manual_seed(cell.seed)
         settings = cell.spec.model
         self._model, tokenizer = load_policy(model_name, settings.revision, settings.lora)
@@ -139,10 +123,9 @@ class Experiment:
 
     def sample(self, version: int) -> list[list[Trajectory]]:
         """Return the groups that the next step trains on; version: the newest one."""
-        lag = self._lag if self._lag_control is None else self._lag_control.lag_steps
         prompts = self._prompts(version)
         ages = drawn_ages(
-            self._ages, lag, seed=self._spec.seed, step=version, num_groups=len(prompts)
+            self._ages, self._lag, seed=self._spec.seed, step=version, num_groups=len(prompts)
         )
         groups: dict[int, list[Trajectory]] = {}
         for age in sorted(set(ages), reverse=True):
@@ -174,10 +157,7 @@ class Experiment:
         if self._sampler.is_inexact:
             (newest,) = self._sample_at(0, self._prompts(version + 1)[:1])
         self.update.begin(self.update.draw(groups), policy_version=version)
-        result = self.update.finish(newest)
-        if self._lag_control is not None:
-            self._lag_control.observe(version + 1, result)
-        return result
+        return self.update.finish(newest)
 
     def evaluate(self, version: int) -> EvaluationRow:
         """Return the accuracy of a version, which is the newest one."""

@@ -12,14 +12,14 @@ import functools
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from research.cells.cell import Cell
 from vcpo.service.lifecycle import StartError
 
-_DIGITS: Final = {
+DIGITS: Final = {
     "ess_ratio": 5,
     "on_policy_ess_ratio": 5,
     "ess": 5,
@@ -31,10 +31,7 @@ times larger they are than a threshold."""
 _MODEL_FILES: Final = ("*.json", "*.py", "*.safetensors")
 
 _Numbers = tuple[float, ...]
-_Optionals = tuple[float | None, ...]
 _Document = dict[str, Any]
-_Place = tuple[str, int, float, int]
-"""Method, lag, learning rate and seed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +44,7 @@ class StepColumns:
     ess_ratio: _Numbers
     """As the learning-rate rule reads it; 0 when a weight has no value."""
     on_policy_ess_ratio: _Numbers
-    ess: _Optionals
+    ess: tuple[float | None, ...]
     """Effective sample size, in trajectories; None when a weight has no value."""
     gradient_norm: _Numbers
     """Before clipping; 0 when there is none."""
@@ -55,8 +52,7 @@ class StepColumns:
     """At which each step was taken, 0 of a skipped one; None in a table that has no such column."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EvaluationRow:
+class EvaluationRow(NamedTuple):
     """Accuracy of one policy version on the held-out prompts."""
 
     step: int
@@ -75,8 +71,8 @@ class CellRecord:
     seed: int
     cpu_s: float
     """Processor time of training and evaluation, in seconds."""
-    steps: StepColumns
     evaluations: tuple[EvaluationRow, ...]
+    steps: StepColumns
 
 
 class CellStore:
@@ -88,39 +84,27 @@ class CellStore:
         model: `model_identity` of the study's model; None, where it is not here, takes records of
             any model.
         """
-        self._folder = folder
+        self._cells = folder / "cells"
         self._model = model
         self._table = folder / "cells.jsonl.bz2"
 
     def save(self, cell: Cell, record: CellRecord) -> None:
         """Write a cell's file atomically."""
-        document = {
-            "settings": {**cell.settings, "model": self._model},
-            "method": record.method,
-            "lag": record.lag,
-            "learning_rate": record.learning_rate,
-            "seed": record.seed,
-            "cpu_s": record.cpu_s,
-            "evaluations": [[each.step, each.accuracy] for each in record.evaluations],
-            "steps": _written_columns(record.steps, cell.spec.batch.trajectories),
-        }
-        path = self._path(cell)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _write(path, _line(document).encode())
+        settings = {"settings": {**cell.settings, "model": self._model}}
+        steps = _written_columns(record.steps, cell.spec.batch.trajectories)
+        self._cells.mkdir(parents=True, exist_ok=True)
+        _write(self._path(cell), _line({**settings, **asdict(record), "steps": steps}).encode())
         self._error_path(cell).unlink(missing_ok=True)
 
     def save_error(self, cell: Cell, error: str) -> None:
         """Write the error of a failed cell."""
-        path = self._error_path(cell)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(error, encoding="utf-8")
+        self._cells.mkdir(parents=True, exist_ok=True)
+        self._error_path(cell).write_text(error, encoding="utf-8")
 
     def error(self, cell: Cell) -> str | None:
         """Return the error of a cell that failed when it was last run, or None."""
-        try:
-            return self._error_path(cell).read_text(encoding="utf-8")
-        except FileNotFoundError:
-            return None
+        path = self._error_path(cell)
+        return path.read_text(encoding="utf-8") if path.exists() else None
 
     def load(self, cell: Cell) -> CellRecord | None:
         """Return the record at a cell's place, whatever its settings were; None without one.
@@ -145,11 +129,11 @@ class CellStore:
 
     def pack(self, cells: Iterable[Cell]) -> None:
         """Gather the records of a study's cells in its table, and remove their files."""
-        found = [(cell, self._document(cell)) for cell in sorted(cells, key=lambda at: at.name)]
-        packed = [(cell, document) for cell, document in found if document is not None]
-        self._folder.mkdir(parents=True, exist_ok=True)
-        _write(self._table, bz2.compress(_table_text(each for _, each in packed).encode()))
-        for cell, _ in packed:
+        packed = sorted(cells, key=lambda at: at.name)
+        documents = [each for each in map(self._document, packed) if each is not None]
+        self._table.parent.mkdir(parents=True, exist_ok=True)
+        _write(self._table, bz2.compress(_table_text(documents).encode()))
+        for cell in packed:
             self._path(cell).unlink(missing_ok=True)
 
     def _document(self, cell: Cell) -> _Document | None:
@@ -167,10 +151,10 @@ class CellStore:
         return _read_table(self._table, self._table.stat().st_mtime_ns).get(place)
 
     def _path(self, cell: Cell) -> Path:
-        return self._folder / "cells" / f"{cell.name}.json"
+        return self._cells / f"{cell.name}.json"
 
     def _error_path(self, cell: Cell) -> Path:
-        return self._folder / "cells" / f"{cell.name}.error"
+        return self._cells / f"{cell.name}.error"
 
 
 def table_records(path: Path) -> list[CellRecord]:
@@ -198,42 +182,27 @@ def model_identity(name: str, revision: str | None) -> str:
     return digest.hexdigest()
 
 
-def _record(document: _Document) -> CellRecord:
-    settings = document["settings"]
-    trajectories = settings["batch.promptsPerStep"] * settings["batch.trajectoriesPerPrompt"]
-    return CellRecord(
-        method=document["method"],
-        lag=document["lag"],
-        learning_rate=document["learning_rate"],
-        seed=document["seed"],
-        cpu_s=document["cpu_s"],
-        steps=_read_columns(document["steps"], trajectories),
-        evaluations=tuple(
-            EvaluationRow(step=step, accuracy=accuracy)
-            for step, accuracy in document["evaluations"]
-        ),
-    )
-
-
-def _table_text(documents: Iterable[_Document]) -> str:
+def _table_text(records: list[_Document]) -> str:
     """Return the lines of a table: all records without their steps, then a line for each column.
 
     Equal columns of many cells side by side are smaller than cell after cell.
     """
-    records = list(documents)
     heads = [{key: value for key, value in at.items() if key != "steps"} for at in records]
-    columns = [[name, [at["steps"].get(name) for at in records]] for name in _DIGITS]
+    columns = [[name, [at["steps"].get(name) for at in records]] for name in DIGITS]
     return "".join(map(_line, [heads, *columns]))
 
 
 @functools.lru_cache(maxsize=1)
-def _read_table(path: Path, _changed_ns: int) -> Mapping[_Place, _Document]:
-    """Return the records of a table; the time of its last change tells tables apart."""
+def _read_table(path: Path, _changed_ns: int) -> Mapping[tuple[str, int, float, int], _Document]:
+    """Return the records of a table by method, lag, learning rate and seed.
+
+    The time of its last change tells tables apart.
+    """
     try:
         heads, *columns = map(json.loads, bz2.decompress(path.read_bytes()).splitlines())
     except (OSError, ValueError) as error:
         raise _no_records(path, error) from None
-    found: dict[_Place, _Document] = {}
+    found = {}
     for index, head in enumerate(heads):
         steps = {name: cells[index] for name, cells in columns if cells[index] is not None}
         place = head["method"], head["lag"], head["learning_rate"], head["seed"]
@@ -262,27 +231,24 @@ def _written_columns(steps: StepColumns, trajectories: int) -> dict[str, Any]:
     """
     shares = [None if each is None else each / trajectories for each in steps.ess]
     columns = {
-        name: [_rounded(value, digits) for value in getattr(steps, name)]
-        for name, digits in _DIGITS.items()
-        if getattr(steps, name) is not None
+        name: [None if each is None else float(f"{each:.{DIGITS[name]}g}") for each in values]
+        for name, values in (asdict(steps) | {"ess": shares}).items()
+        if values is not None
     }
-    columns["ess"] = [_rounded(share, _DIGITS["ess"]) for share in shares]
     if columns["ess"] == columns["ess_ratio"]:
         del columns["ess"]
     return columns
 
 
-def _read_columns(columns: Mapping[str, Any], trajectories: int) -> StepColumns:
+def _record(document: _Document) -> CellRecord:
+    settings, columns = document["settings"], document["steps"]
+    trajectories = settings["batch.promptsPerStep"] * settings["batch.trajectoriesPerPrompt"]
     shares = columns.get("ess", columns["ess_ratio"])
-    rates = columns.get("learning_rate")
-    return StepColumns(
-        ess_ratio=tuple(columns["ess_ratio"]),
-        on_policy_ess_ratio=tuple(columns["on_policy_ess_ratio"]),
-        ess=tuple(None if each is None else each * trajectories for each in shares),
-        gradient_norm=tuple(columns["gradient_norm"]),
-        learning_rate=None if rates is None else tuple(rates),
+    ess = [None if each is None else each * trajectories for each in shares]
+    steps = {"learning_rate": None} | {at: tuple(each) for at, each in columns.items()}
+    place = {name: document[name] for name in ("method", "lag", "learning_rate", "seed", "cpu_s")}
+    return CellRecord(
+        **place,
+        steps=StepColumns(**(steps | {"ess": tuple(ess)})),
+        evaluations=tuple(EvaluationRow(*each) for each in document["evaluations"]),
     )
-
-
-def _rounded(value: float | None, digits: int) -> float | None:
-    return None if value is None else float(f"{value:.{digits}g}")

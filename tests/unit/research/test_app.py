@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from research.app import Options, run_studies
-from research.cells.cell import Selection, tuning_cells
+from research.cells.cell import tuning_cells
 from research.cells.records import CellStore, model_identity
 from tests.fixtures.study import STUDY, record, study_document
 from vcpo.service.lifecycle import StartError
@@ -37,8 +37,6 @@ def report(*files, lines=None, **changes):
         "files": files,
         "output": files[0].parent / "out",
         "jobs": 1,
-        "hours": None,
-        "selection": Selection(),
         "report_only": True,
         "device": "cpu",
         "command": "python -m research",

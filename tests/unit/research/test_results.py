@@ -10,7 +10,6 @@ import pandas as pd
 import pytest
 
 from research.app import Options, run_studies
-from research.cells.cell import Selection
 from research.results import (
     by_lag,
     cell_frame,
@@ -144,8 +143,6 @@ def test_the_published_numbers_are_those_of_the_published_records(tmp_path):
             files=[file],
             output=tmp_path,
             jobs=1,
-            hours=None,
-            selection=Selection(),
             report_only=True,
             device="cpu",
             command="",

@@ -7,12 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from research.cells.cell import (
-    Selection,
-    claims_cells,
-    plane_cells,
-    tuning_cells,
-)
+from research.cells.cell import claims_cells, plane_cells, tuning_cells
 from research.study import Ages
 from tests.fixtures.study import STUDY, cell, study, study_document, with_more_seeds
 from vcpo.algo.methods import LOSS_CONFIGS, Method
@@ -69,13 +64,6 @@ def test_a_cell_of_plane_and_claims_is_one_cell():
     shared = plane.keys() & claims.keys()
     assert len(shared) == 2 * 2  # methods, seeds 1 and 2 at lag 32
     assert all(plane[name] == claims[name] for name in shared)
-
-
-def test_a_selection_takes_some_methods_and_lags():
-    some = Selection(methods=frozenset({"plain"}), lags=frozenset({32, 128}))
-    found = {(each.method, each.lag) for each in plane_cells(study(), some)}
-    assert found == {("plain", 32), ("plain", 128)}
-    assert {each.lag for each in claims_cells(study(), RATES, some)} == {32}
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import multiprocessing
-from itertools import takewhile
 
 from research.cells.pool import run_cells
 from tests.fixtures.study import cell
@@ -32,13 +31,6 @@ def test_an_error_is_reported_and_the_others_go_on(tmp_path):
 
 def test_a_process_that_is_killed_is_reported_by_its_status():
     assert errors(run_cells([cell()], work.die, jobs=1)) == {1: "the process ended with status -9"}
-
-
-def test_cells_are_taken_one_by_one_so_that_their_giver_may_stop(tmp_path):
-    plan = [cell(seed=seed, lag=lag) for seed in (1, 2) for lag in (32, 128)]
-    until_two_ended = takewhile(lambda _: len(list(tmp_path.iterdir())) < 2, plan)
-    task = functools.partial(work.leave_a_file, tmp_path)
-    assert [outcome.cell for outcome in run_cells(until_two_ended, task, jobs=1)] == plan[:2]
 
 
 def test_who_stops_listening_stops_the_cells_under_way(tmp_path):
