@@ -85,7 +85,7 @@ def _settings(training: Training, num_steps: int, seed: int, folder: str) -> GRP
         seed=seed,
         learning_rate=training.rate,
         lr_scheduler_type="constant",
-        adam_beta1=ours.beta1,
+        adam_beta1=ours.betas[0],
         adam_beta2=ours.beta2,
         adam_epsilon=ours.epsilon,
         weight_decay=ours.weight_decay,

@@ -229,7 +229,7 @@ def step_after(
     rate = policy.update.finish(fresh).learning_rate
     if rate == 0.0:
         return {name: Stepped(start=each, end=each) for name, each in start.items()}
-    first, second = settings.beta1, settings.beta2
+    first, second = settings.betas
     ends: dict[str, Any] = {}
     for name, old in start.items():
         zero = torch.zeros_like(old)

@@ -31,6 +31,12 @@ class Schedule(StrEnum):
     COSINE = "cosine"
 
 
+FINAL_LEARNING_RATE_RATIO: Final = 0.1
+"""Base learning rate of the last step, as a share of `learningRate`, if the schedule lowers it."""
+
+Decay = Annotated[float, Field(ge=0.0, lt=1.0)]
+
+
 class Optimizer(Section):
     """The optimizer, and the base learning rate that the learning-rate rule scales."""
 
@@ -46,17 +52,12 @@ class Optimizer(Section):
     update."""
     schedule: Schedule = Schedule.CONSTANT
     """Course of the base learning rate from the warm-up to the last of `steps`: `constant`,
-    `linear` or `cosine`; the last two go down to `finalLearningRateRatio`. Skipped steps count. If
-    `steps` is raised later, the run continues along the longer course."""
-    final_learning_rate_ratio: Annotated[float, Field(ge=0.0, le=1.0)] = 0.1
-    """Base learning rate of the last step, as a share of `learningRate`, where `schedule` lowers
-    it. With 0 the last step changes nothing."""
+    `linear` or `cosine`; the last two go down to a tenth of `learningRate`. Skipped steps count.
+    If `steps` is raised later, the run continues along the longer course."""
     weight_decay: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
     """Decoupled weight decay, of matrices only."""
-    beta1: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.9
-    """Decay of AdamW's first moment."""
-    beta2: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.95
-    """Decay of AdamW's second moment."""
+    betas: Annotated[tuple[Decay, ...], Field(min_length=2, max_length=2)] = (0.9, 0.95)
+    """Decay of AdamW's first and second moment."""
     epsilon: Annotated[float, Field(gt=0.0, le=1e-2)] = 1e-8
     """Term that AdamW adds to the square root of the second moment."""
     max_gradient_norm: Annotated[float, Field(gt=0.0, le=1e6)] = 1.0

@@ -17,7 +17,7 @@ from typing import Any, Final
 from vcpo.algo.health.early_warning import CRITICAL_SCORE, WARN_SCORE
 from vcpo.algo.health.lag_breakdown import LAG_BUCKETS
 from vcpo.api import VCPORun
-from vcpo.api.optimizer import Schedule
+from vcpo.api.optimizer import FINAL_LEARNING_RATE_RATIO, Schedule
 from vcpo.records.journal import EvaluationRecord
 from vcpo.records.step_record import StepRecord
 from vcpo.report.numbers import compact
@@ -358,7 +358,7 @@ def _rate(run: VCPORun) -> Chart:
     if settings.warmup_steps:
         course = f" after {settings.warmup_steps} updates"
     if settings.schedule is not Schedule.CONSTANT:
-        final = compact(settings.learning_rate * settings.final_learning_rate_ratio)
+        final = compact(settings.learning_rate * FINAL_LEARNING_RATE_RATIO)
         course += f", then falls to {final} ({settings.schedule})"
     factors = {
         "schedule": ("learning_rate_schedule", "ink-soft"),

@@ -64,7 +64,7 @@ def _adam_arguments(parameters: Sequence[nn.Parameter], settings: Optimizer) -> 
         # One pass over memory in place of ten, and no temporary copies of a matrix.
         "fused": True,
         "lr": settings.learning_rate,
-        "betas": (settings.beta1, settings.beta2),
+        "betas": settings.betas,
         "eps": settings.epsilon,
     }
 

@@ -20,7 +20,7 @@ from pydantic import TypeAdapter
 from vcpo.algo.ess.trust_region import TARGET_BATCH, TrustRegion
 from vcpo.algo.ess.unit import EssKind, EssReading
 from vcpo.api import VCPORunSpec
-from vcpo.api.optimizer import Optimizer, Schedule
+from vcpo.api.optimizer import FINAL_LEARNING_RATE_RATIO, Optimizer, Schedule
 
 _REGION = TypeAdapter(TrustRegion)
 
@@ -117,7 +117,6 @@ def _schedule_ratio(settings: Optimizer, total_steps: int, steps_taken: int) -> 
     if settings.schedule is Schedule.CONSTANT or falling_steps <= 0:
         return 1.0
     progress = min(1.0, max(0.0, (steps_taken + 1 - whole_rate_step) / falling_steps))
-    final = settings.final_learning_rate_ratio
     if settings.schedule is Schedule.COSINE:
         progress = (1.0 - math.cos(math.pi * progress)) / 2.0
-    return 1.0 + (final - 1.0) * progress
+    return 1.0 + (FINAL_LEARNING_RATE_RATIO - 1.0) * progress

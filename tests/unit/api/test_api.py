@@ -471,13 +471,13 @@ def test_all_problems_come_together():
     found = problems("""
 seed: -1
 algorithm: {maxPolicyLagSteps: -1, lag: 3}
-optimizer: {learningRate: fast, beta1: 1.0}
+optimizer: {learningRate: fast, betas: [1.0, 0.9]}
 rollouts: [{name: a, maxReplicas: 0}, {name: B}]
 """)
     assert sorted(found) == [
         "spec.algorithm.lag",
         "spec.algorithm.maxPolicyLagSteps",
-        "spec.optimizer.beta1",
+        "spec.optimizer.betas[0]",
         "spec.optimizer.learningRate",
         "spec.rollouts[0].maxReplicas",
         "spec.rollouts[1].name",

@@ -64,48 +64,45 @@ def test_the_warmup_rises_linearly_to_the_set_rate():
 
 
 def test_a_linear_schedule_falls_in_equal_parts_to_the_last_step():
-    # From 1 to 0.2 in four parts of 0.2.
-    fields = {"schedule": "linear", "finalLearningRateRatio": 0.2}
-    assert rates(5, **fields) == pytest.approx([0.1, 0.08, 0.06, 0.04, 0.02])
+    # From 1 to 0.1 in four parts of 0.225.
+    assert rates(5, schedule="linear") == pytest.approx([0.1, 0.0775, 0.055, 0.0325, 0.01])
 
 
 def test_a_cosine_schedule_falls_slowly_at_both_ends():
-    # (1 + cos(180 degrees * p)) / 2 at p = 0, 1/3, 2/3, 1 is 1, 3/4, 1/4, 0; then 0.2 + 0.8 of it.
-    fields = {"schedule": "cosine", "finalLearningRateRatio": 0.2}
-    assert rates(4, **fields) == pytest.approx([0.1, 0.08, 0.04, 0.02])
+    # (1 + cos(180 degrees * p)) / 2 at p = 0, 1/3, 2/3, 1 is 1, 3/4, 1/4, 0; then 0.1 + 0.9 of it.
+    assert rates(4, schedule="cosine") == pytest.approx([0.1, 0.0775, 0.0325, 0.01])
 
 
 def test_a_schedule_begins_where_the_warmup_ends():
-    # Steps 1 and 2 rise; step 2 has the whole rate; steps 3 and 4 fall by half of it each.
-    fields = {"schedule": "linear", "warmupSteps": 2, "finalLearningRateRatio": 0.0}
-    assert rates(4, **fields) == pytest.approx([0.05, 0.1, 0.05, 0.0])
+    # Steps 1 and 2 rise; step 2 has the whole rate; steps 3 and 4 fall by 0.45 of it each.
+    fields = {"schedule": "linear", "warmupSteps": 2}
+    assert rates(4, **fields) == pytest.approx([0.05, 0.1, 0.055, 0.01])
 
 
 def test_a_skipped_step_delays_the_warmup_and_not_the_schedule():
     # Step 3 of 5 after two skipped steps: the first of 2 warm-up updates, a third of the way down.
-    chosen = settings(schedule="linear", warmupSteps=2, finalLearningRateRatio=0.1)
+    chosen = settings(schedule="linear", warmupSteps=2)
     rate = base_learning_rate(chosen, total_steps=5, steps_taken=2, updates_taken=0)
     assert rate == pytest.approx(0.1 * 0.5 * 0.7)
 
 
 def test_a_raised_number_of_steps_continues_along_the_longer_course():
-    # After 5 of 5 steps the rate was 0; the sixth step of 11 is half-way down.
-    chosen = settings(schedule="linear", finalLearningRateRatio=0.0)
+    # After 5 of 5 steps the rate was 0.01; the sixth step of 11 is half-way down.
+    chosen = settings(schedule="linear")
     rate = base_learning_rate(chosen, total_steps=11, steps_taken=5, updates_taken=5)
-    assert rate == pytest.approx(0.05)
+    assert rate == pytest.approx(0.055)
 
 
 @given(
     schedule=st.sampled_from(Schedule),
     warmup=st.integers(0, 40),
-    final=st.floats(0.0, 1.0),
     total_steps=st.integers(1, 60),
     data=st.data(),
 )
-def test_the_rate_stays_between_zero_and_the_set_rate(schedule, warmup, final, total_steps, data):
+def test_the_rate_stays_between_zero_and_the_set_rate(schedule, warmup, total_steps, data):
     steps_taken = data.draw(st.integers(0, 80))
     updates_taken = data.draw(st.integers(0, steps_taken))
-    chosen = settings(schedule=schedule, warmupSteps=warmup, finalLearningRateRatio=final)
+    chosen = settings(schedule=schedule, warmupSteps=warmup)
     rate = base_learning_rate(
         chosen, total_steps=total_steps, steps_taken=steps_taken, updates_taken=updates_taken
     )
@@ -163,15 +160,6 @@ def test_a_skipped_step_does_not_count_for_the_warm_up():
     assert rate.base(steps_taken=1) == pytest.approx(0.1)
     rate.take(0.1)
     assert rate.base(steps_taken=2) == pytest.approx(0.2)
-
-
-def test_where_the_schedule_ends_at_no_rate_none_is_allowed():
-    chosen = Optimizer.model_validate({"schedule": "linear", "finalLearningRateRatio": 0.0})
-    spec = make_spec(learningRateRule="trustRegion")
-    rate = StepRate(spec.model_copy(update={"steps": 2, "optimizer": chosen}))
-    assert rate.base(steps_taken=1) == 0.0
-    rate.observe(reading(0.5), {1: 1}, 64)
-    assert rate.allowed_rate(0.0) == 0.0
 
 
 def test_a_restored_rate_goes_on_as_the_saved_one():

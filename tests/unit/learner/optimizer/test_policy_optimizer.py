@@ -13,7 +13,7 @@ NAMES = list(OptimizerName)
 
 
 def settings(**fields):
-    adam = {"weightDecay": 0.5, "beta1": 0.8, "beta2": 0.7, "epsilon": 1e-6}
+    adam = {"weightDecay": 0.5, "betas": [0.8, 0.7], "epsilon": 1e-6}
     return Optimizer.model_validate({"learningRate": RATE, **adam, **fields})
 
 

@@ -329,7 +329,7 @@ def test_what_was_calibrated_is_remembered_in_later_steps():
 def test_a_restored_update_takes_bit_identical_steps(rule, tmp_path):
     model, groups = seeded_model(llama), sampled_groups(seeded_model(llama))
     algorithm = make_spec(onPolicyEssRatio=None, learningRateRule=rule)
-    spec = with_optimizer(algorithm, warmup_steps=5, beta1=0.9)
+    spec = with_optimizer(algorithm, warmup_steps=5, betas=(0.9, 0.95))
     update = PolicyUpdate(model, spec, PAD)
     update.step(groups, policy_version=0)
     update.save_tensors(tmp_path).result()

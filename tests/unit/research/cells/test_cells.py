@@ -90,7 +90,7 @@ def test_a_record_older_than_a_setting_is_of_the_cell_that_has_its_default():
 
 
 def test_a_record_made_with_another_default_is_of_another_cell():
-    then = {**cell().settings, "optimizer.beta2": 0.999}
+    then = {**cell().settings, "optimizer.epsilon": 1e-6}
     assert not cell().has_settings(then)
 
 
