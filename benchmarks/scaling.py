@@ -84,12 +84,7 @@ class Model:
 
 MODELS: Final = {
     "7B": Model(  # Qwen2.5-7B
-        parameters=7.6e9,
-        layers=28,
-        hidden=3584,
-        token_bytes=57_344,
-        worker_gpus=1,
-        learner_gpus=8,
+        parameters=7.6e9, layers=28, hidden=3584, token_bytes=57_344, worker_gpus=1, learner_gpus=8
     ),
     "70B": Model(  # Llama-3.1-70B
         parameters=70.6e9,

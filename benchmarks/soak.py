@@ -55,13 +55,7 @@ from vcpo.wire.deltas import chain_to
 from vcpo.wire.limits import CALL_TIMEOUT_S, CHANNEL_OPTIONS
 from vcpo.wire.server import WireServer
 from vcpo.wire.trajectory import Trajectory, VersionSpan
-from vcpo.wire.v1 import (
-    control_pb2,
-    control_pb2_grpc,
-    policy_pb2_grpc,
-    work_pb2,
-    work_pb2_grpc,
-)
+from vcpo.wire.v1 import control_pb2, control_pb2_grpc, policy_pb2_grpc, work_pb2, work_pb2_grpc
 from vcpo.wire.weights import delta_name, full_set_name
 from vcpo_learner.ledger.dispatcher import Dispatcher
 from vcpo_learner.ledger.ledger import TrajectoryLedger
@@ -75,11 +69,7 @@ from vcpo_learner.troubles import Troubles
 from vcpo_learner.weights.store import PolicyStore, VersionFolder
 from vcpo_rollout.gauges import RolloutGauges
 from vcpo_rollout.transport.learner_client import HeldPolicy, LearnerClient
-from vcpo_rollout.transport.weight_files import (
-    ArrivingFile,
-    RetiredVersionError,
-    WeightFiles,
-)
+from vcpo_rollout.transport.weight_files import ArrivingFile, RetiredVersionError, WeightFiles
 
 _TENTHS = 10
 _BASELINE_WORKERS = 10
@@ -97,14 +87,11 @@ def make_spec(workers: int) -> VCPORunSpec:
         "model": {"name": "none"},
         "environment": {"name": "countdown"},
         "steps": 1_000_000,
-        "batch": {
-            "promptsPerStep": _GROUPS_OF_A_WORKER * workers,
-            "trajectoriesPerPrompt": _GROUP,
-        },
+        "batch": {"promptsPerStep": _GROUPS_OF_A_WORKER * workers, "trajectoriesPerPrompt": _GROUP},
         "algorithm": {"maxPolicyLagSteps": 1},
         "sampling": {"maxNewTokens": 2 * _TOKENS},
         "rollouts": [
-            {"name": "main", "maxReplicas": workers, "maxConcurrentSequences": 2 * _GROUP},
+            {"name": "main", "maxReplicas": workers, "maxConcurrentSequences": 2 * _GROUP}
         ],
     }
     return VCPORun.model_validate({"metadata": {"name": "soak"}, "spec": spec}).spec

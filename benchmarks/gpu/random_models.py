@@ -48,13 +48,7 @@ QWEN_1_5B: Final = ModelSize(
     is_tied=True,
 )
 TINY: Final = ModelSize(
-    hidden=64,
-    layers=2,
-    intermediate=64,
-    heads=2,
-    key_value_heads=1,
-    vocabulary=256,
-    is_tied=True,
+    hidden=64, layers=2, intermediate=64, heads=2, key_value_heads=1, vocabulary=256, is_tied=True
 )
 
 

@@ -70,11 +70,7 @@ class _Response:
     def parts(self) -> dict[str, Any]:
         size = self.num_tokens
         spans = (VersionSpan(policy_version=one, num_tokens=each) for one, each in self.spans)
-        return {
-            "token_ids": (1,) * size,
-            "logprobs": (-1.0,) * size,
-            "version_spans": tuple(spans),
-        }
+        return {"token_ids": (1,) * size, "logprobs": (-1.0,) * size, "version_spans": tuple(spans)}
 
 
 class TimedEngine:

@@ -75,10 +75,7 @@ def make_model(size: Size) -> LlamaForCausalLM:
     if size.folder is not None:
         return LlamaForCausalLM.from_pretrained(size.folder, dtype=torch.float32)
     return random_llama(
-        size.hidden,
-        max_tokens=size.tokens,
-        vocabulary=size.vocabulary,
-        num_layers=size.layers,
+        size.hidden, max_tokens=size.tokens, vocabulary=size.vocabulary, num_layers=size.layers
     )
 
 

@@ -77,10 +77,7 @@ def _spec(folder: Path, size: int, method: str) -> VCPORunSpec:
 
 
 def _gradient(
-    environment: RankEnvironment,
-    folder: Path,
-    method: str,
-    trajectories: Sequence[Trajectory],
+    environment: RankEnvironment, folder: Path, method: str, trajectories: Sequence[Trajectory]
 ) -> dict[str, Tensor]:
     """Return the whole gradient of a batch by parameter; all ranks call it at the same time."""
     torch.set_num_threads(1)
@@ -99,12 +96,7 @@ def _gradient(
 
 
 def _report(
-    pipe: Any,
-    rank: int,
-    port: int,
-    folder: Path,
-    method: str,
-    trajectories: Sequence[Trajectory],
+    pipe: Any, rank: int, port: int, folder: Path, method: str, trajectories: Sequence[Trajectory]
 ) -> None:
     environment = RankEnvironment(rank=rank, size=_RANKS, port=port, hosts_store=rank == 0)
     try:

@@ -21,15 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import vcpo
-from benchmarks.peers.training import (
-    ROOT,
-    STEP_MARK,
-    TRAININGS,
-    WINDOW,
-    Step,
-    Training,
-    summary,
-)
+from benchmarks.peers.training import ROOT, STEP_MARK, TRAININGS, WINDOW, Step, Training, summary
 from vcpo.local.run_dir import RunDir
 from vcpo.service.lifecycle import read_ready
 
@@ -130,11 +122,7 @@ def our_side(document: Mapping[str, Any], workers: int) -> Iterator[Step]:
 
 
 def _document(
-    training: Training,
-    num_steps: int,
-    seed: int,
-    algorithm: Mapping[str, Any],
-    workers: int,
+    training: Training, num_steps: int, seed: int, algorithm: Mapping[str, Any], workers: int
 ) -> dict[str, Any]:
     """Return a run of this training."""
     precision = {"precision": "bfloat16" if training.is_bfloat16 else "float32"}

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from enum import StrEnum
-from typing import Final
+from typing import Any, Final
 
 COLUMNS: Final = 24
 """Width of a board, in units of the grid."""
@@ -148,6 +148,16 @@ class Row:
     id: int
     question: str
     panels: tuple[Panel, ...]
+
+
+def panel(number: int, title: str, text: str, *queries: Query, **settings: Any) -> Panel:
+    """Return a panel of queries; settings: of its drawing, by the names of `Panel`."""
+    return Panel(id=number, title=title, text=text, queries=queries, **settings)
+
+
+def row(number: int, question: str, *panels: Panel) -> Row:
+    """Return a row of panels."""
+    return Row(id=number, question=question, panels=panels)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,10 +10,10 @@ from tools.monitoring.dashboards.board import (
     Board,
     Color,
     Kind,
-    Panel,
     Query,
     Role,
-    Row,
+    panel,
+    row,
 )
 from tools.monitoring.dashboards.promql import (
     OPERATOR,
@@ -40,100 +40,82 @@ _API_REQUESTS: Final = operator_rate(
     "vcpo_operator_api_requests_total", "verb", "code", over=("resource",)
 )
 
-_IS_IT_UP: Final = Row(
-    id=10,
-    question="Is it up and steering?",
-    panels=(
-        Panel(
-            id=11,
-            title="Operators",
-            text="Without one nothing is steered; runs go on within their last limits. With two, "
-            "both change every run.",
-            kind=Kind.STAT,
-            unit=AxisUnit.COUNT,
-            bands=(Band(None, Color.BAD), Band(1.0, Color.GOOD), Band(2.0, Color.BAD)),
-            queries=(
-                Query(
-                    "count(max by (instance) ("
-                    + selector("vcpo_build_info", 'part="operator"', scope=OPERATOR)
-                    + "))",
-                    "operators",
-                ),
-            ),
+_IS_IT_UP: Final = row(
+    10,
+    "Is it up and steering?",
+    panel(
+        11,
+        "Operators",
+        "Without one nothing is steered; runs go on within their last limits. With two, both "
+        "change every run.",
+        Query(
+            "count(max by (instance) ("
+            + selector("vcpo_build_info", 'part="operator"', scope=OPERATOR)
+            + "))",
+            "operators",
         ),
-        Panel(
-            id=12,
-            title="Runs",
-            text="By the reason of the condition Ready.",
-            kind=Kind.STACK,
-            unit=AxisUnit.COUNT,
-            queries=(
-                Query(
-                    "count by (reason) ("
-                    + value(
-                        "vcpo_run_condition_reason", "reason", where='condition="Ready"', scope=RUNS
-                    )
-                    + " == 1)",
-                    "{{reason}}",
-                ),
-            ),
+        kind=Kind.STAT,
+        unit=AxisUnit.COUNT,
+        bands=(Band(None, Color.BAD), Band(1.0, Color.GOOD), Band(2.0, Color.BAD)),
+    ),
+    panel(
+        12,
+        "Runs",
+        "By the reason of the condition Ready.",
+        Query(
+            "count by (reason) ("
+            + value("vcpo_run_condition_reason", "reason", where='condition="Ready"', scope=RUNS)
+            + " == 1)",
+            "{{reason}}",
         ),
-        Panel(
-            id=15,
-            title="Oldest signals",
-            text="The ten runs with the oldest signals.",
-            unit=AxisUnit.SECONDS,
-            queries=(
-                Query(
-                    f"topk(10, {value('vcpo_run_signals_age_seconds', scope=RUNS)})",
-                    "{{namespace}}/{{run}}",
-                ),
-            ),
+        kind=Kind.STACK,
+        unit=AxisUnit.COUNT,
+    ),
+    panel(
+        15,
+        "Oldest signals",
+        "The ten runs with the oldest signals.",
+        Query(
+            f"topk(10, {value('vcpo_run_signals_age_seconds', scope=RUNS)})",
+            "{{namespace}}/{{run}}",
         ),
+        unit=AxisUnit.SECONDS,
     ),
 )
 
-_DOES_IT_KEEP_UP: Final = Row(
-    id=20,
-    question="Does it keep up?",
-    panels=(
-        Panel(
-            id=21,
-            title="Reconciles",
-            text="`error` is repeated with a growing delay. `bug` is one: its log has the "
-            "traceback. Of the API: 403 is a missing right, 409 a conflict that is repeated, "
-            "422 an invalid object, 429 and 0 a server that cannot keep up.",
-            unit=AxisUnit.PER_SECOND,
-            queries=(
-                Query(operator_rate("vcpo_operator_reconciles_total", "result"), "{{result}}"),
-                Query(
-                    f"{threshold('reconcileErrorsRatio'):g}"
-                    f" * {operator_rate('vcpo_operator_reconciles_total', over=('result',))}",
-                    "alert: errors",
-                    role=Role.LIMIT,
-                ),
-                Query(_API_REQUESTS, "API: {{verb}} {{code}}", role=Role.FAINT),
-            ),
+_DOES_IT_KEEP_UP: Final = row(
+    20,
+    "Does it keep up?",
+    panel(
+        21,
+        "Reconciles",
+        "`error` is repeated with a growing delay. `bug` is one: its log has the traceback. Of "
+        "the API: 403 is a missing right, 409 a conflict that is repeated, 422 an invalid object, "
+        "429 and 0 a server that cannot keep up.",
+        Query(operator_rate("vcpo_operator_reconciles_total", "result"), "{{result}}"),
+        Query(
+            f"{threshold('reconcileErrorsRatio'):g}"
+            f" * {operator_rate('vcpo_operator_reconciles_total', over=('result',))}",
+            "alert: errors",
+            role=Role.LIMIT,
         ),
-        Panel(
-            id=24,
-            title="Delays",
-            text="Beyond two minutes of wait the liveness probe restarts the operator; a watch "
-            "that lags as long is deaf: it acts on an old picture.",
-            unit=AxisUnit.SECONDS,
-            bands=_DELAYS,
-            queries=(
-                Query(
-                    operator_value("max", "vcpo_operator_queue_oldest_seconds"),
-                    "longest wait in the queue",
-                ),
-                Query(operator_value("max", "vcpo_operator_watch_lag_seconds"), "watch"),
-                Query(
-                    operator_quantile(0.99, "vcpo_operator_reconcile_duration_seconds"),
-                    "reconcile, p99",
-                ),
-            ),
+        Query(_API_REQUESTS, "API: {{verb}} {{code}}", role=Role.FAINT),
+        unit=AxisUnit.PER_SECOND,
+    ),
+    panel(
+        24,
+        "Delays",
+        "Beyond two minutes of wait the liveness probe restarts the operator; a watch that lags "
+        "as long is deaf: it acts on an old picture.",
+        Query(
+            operator_value("max", "vcpo_operator_queue_oldest_seconds"), "longest wait in the queue"
         ),
+        Query(operator_value("max", "vcpo_operator_watch_lag_seconds"), "watch"),
+        Query(
+            operator_quantile(0.99, "vcpo_operator_reconcile_duration_seconds"), "reconcile, p99"
+        ),
+        unit=AxisUnit.SECONDS,
+        bands=_DELAYS,
     ),
 )
 

@@ -10,11 +10,11 @@ from tools.monitoring.dashboards.board import (
     Board,
     Color,
     Kind,
-    Panel,
     Query,
     Role,
-    Row,
     Words,
+    panel,
+    row,
 )
 from tools.monitoring.dashboards.promql import (
     RUNS,
@@ -65,113 +65,97 @@ _CONDITIONS: Final = " or ".join(
     )
 )
 
-_WHICH_RUN: Final = Row(
-    id=10,
-    question="Which run needs me?",
-    panels=(
-        Panel(
-            id=11,
-            title="Runs",
-            text="A run that trains has the reason Training. ESS is that of recent steps over that "
-            "on policy, the rate the share of the spec's that is taken; the checkpoint is the "
-            "newest one's age. A run has one environment, and its reward is of that one. A "
-            "run without numbers sends no metrics. A name leads to its board.",
-            kind=Kind.TABLE,
-            queries=(
-                Query(_reason("Ready", "ready"), "", words=_READY),
-                Query(_reason("Stable", "stable"), "", words=_STABLE),
-                Query(_ENVIRONMENT, ""),
-                Query(_STEP, "step"),
-                Query(value("vcpo_run_steps", scope=RUNS), "of"),
-                Query(
-                    f"({value('vcpo_run_steps', scope=RUNS)} - on (namespace, run) {_STEP})"
-                    " / on (namespace, run) (max by (namespace, run)"
-                    f" (deriv({selector('vcpo_learner_step', scope=RUNS)}[1h])) > 0)",
-                    "left",
-                    unit=AxisUnit.SECONDS,
-                ),
-                Query(value("vcpo_reward_mean", scope=RUNS), "reward"),
-                Query(value("vcpo_evaluation_accuracy", scope=RUNS), "evaluation"),
-                Query(
-                    f"{value('vcpo_ess_mean_ratio', scope=RUNS)} / on (namespace, run)"
-                    f" {value('vcpo_on_policy_ess_ratio', scope=RUNS)}",
-                    "ESS",
-                    unit=AxisUnit.SHARE,
-                    bands=(Band(None, Color.BAD), Band(threshold("lowRelativeEss"), Color.GOOD)),
-                ),
-                Query(
-                    effective_rate(RUNS),
-                    "rate",
-                    unit=AxisUnit.SHARE,
-                    bands=(Band(None, Color.BAD), Band(_LOW_BACKOFF, Color.GOOD)),
-                ),
-                Query(value("vcpo_learning_rate", scope=RUNS), "learning rate"),
-                Query(value("vcpo_token_lag_max_steps", scope=RUNS), "lag"),
-                Query(value("vcpo_admission_lag_steps", scope=RUNS), "limit"),
-                Query(value("vcpo_run_max_policy_lag_steps", scope=RUNS), "bound"),
-                Query(
-                    f"sum by (namespace, run) ({value('vcpo_workers', 'group', scope=RUNS)})",
-                    "workers",
-                ),
-                Query(f"sum by (namespace, run) ({_WANTED})", "wanted"),
-                Query(
-                    f"time() - {value('vcpo_learner_checkpoint_timestamp_seconds', scope=RUNS)}",
-                    "checkpoint",
-                    unit=AxisUnit.SECONDS,
-                ),
-                Query(value("vcpo_run_learner_restarts_total", scope=RUNS), "restarts"),
-            ),
+_WHICH_RUN: Final = row(
+    10,
+    "Which run needs me?",
+    panel(
+        11,
+        "Runs",
+        "A run that trains has the reason Training. ESS is that of recent steps over that on "
+        "policy, the rate the share of the spec's that is taken; the checkpoint is the newest "
+        "one's age. A run has one environment, and its reward is of that one. A run without "
+        "numbers sends no metrics. A name leads to its board.",
+        Query(_reason("Ready", "ready"), "", words=_READY),
+        Query(_reason("Stable", "stable"), "", words=_STABLE),
+        Query(_ENVIRONMENT, ""),
+        Query(_STEP, "step"),
+        Query(value("vcpo_run_steps", scope=RUNS), "of"),
+        Query(
+            f"({value('vcpo_run_steps', scope=RUNS)} - on (namespace, run) {_STEP})"
+            " / on (namespace, run) (max by (namespace, run)"
+            f" (deriv({selector('vcpo_learner_step', scope=RUNS)}[1h])) > 0)",
+            "left",
+            unit=AxisUnit.SECONDS,
         ),
-        Panel(
-            id=12,
-            title="Conditions",
-            text="Green is good. Blue marks a run that is complete, failed or suspended.",
-            kind=Kind.STATES,
-            queries=(
-                Query(f"max by (namespace, run, condition) ({_CONDITIONS})", "{{condition}}"),
-            ),
+        Query(value("vcpo_reward_mean", scope=RUNS), "reward"),
+        Query(value("vcpo_evaluation_accuracy", scope=RUNS), "evaluation"),
+        Query(
+            f"{value('vcpo_ess_mean_ratio', scope=RUNS)} / on (namespace, run)"
+            f" {value('vcpo_on_policy_ess_ratio', scope=RUNS)}",
+            "ESS",
+            unit=AxisUnit.SHARE,
+            bands=(Band(None, Color.BAD), Band(threshold("lowRelativeEss"), Color.GOOD)),
         ),
+        Query(
+            effective_rate(RUNS),
+            "rate",
+            unit=AxisUnit.SHARE,
+            bands=(Band(None, Color.BAD), Band(_LOW_BACKOFF, Color.GOOD)),
+        ),
+        Query(value("vcpo_learning_rate", scope=RUNS), "learning rate"),
+        Query(value("vcpo_token_lag_max_steps", scope=RUNS), "lag"),
+        Query(value("vcpo_admission_lag_steps", scope=RUNS), "limit"),
+        Query(value("vcpo_run_max_policy_lag_steps", scope=RUNS), "bound"),
+        Query(f"sum by (namespace, run) ({value('vcpo_workers', 'group', scope=RUNS)})", "workers"),
+        Query(f"sum by (namespace, run) ({_WANTED})", "wanted"),
+        Query(
+            f"time() - {value('vcpo_learner_checkpoint_timestamp_seconds', scope=RUNS)}",
+            "checkpoint",
+            unit=AxisUnit.SECONDS,
+        ),
+        Query(value("vcpo_run_learner_restarts_total", scope=RUNS), "restarts"),
+        kind=Kind.TABLE,
+    ),
+    panel(
+        12,
+        "Conditions",
+        "Green is good. Blue marks a run that is complete, failed or suspended.",
+        Query(f"max by (namespace, run, condition) ({_CONDITIONS})", "{{condition}}"),
+        kind=Kind.STATES,
     ),
 )
 
-_DOES_IT_LEARN: Final = Row(
-    id=20,
-    question="Does it learn?",
-    panels=(
-        Panel(
-            id=22,
-            title="Rewards of trajectories",
-            text="Two bands are solved and unsolved prompts. One band has nothing to teach.",
-            kind=Kind.HEATMAP,
-            queries=(Query(buckets("vcpo_reward"), "{{le}}"),),
-        ),
-        Panel(
-            id=23,
-            title="Prompts that teach nothing",
-            text="A group of equal rewards has no gradient. If most are, prompts are too hard or "
-            "too easy, or the reward does not tell responses apart; it alerts unless the "
-            "reward is at its maximum. Cut responses that grow ask for a larger "
-            "`sampling.maxNewTokens`.",
-            unit=AxisUnit.SHARE,
-            maximum=1.0,
-            queries=(
-                Query(value("vcpo_equal_groups_ratio"), "groups of equal rewards"),
-                Query(value("vcpo_cut_responses_ratio"), "cut responses"),
-                Query(f"{threshold('equalRewardGroupsRatio'):g}", "alert", role=Role.LIMIT),
-            ),
-        ),
-        Panel(
-            id=25,
-            title="Length of responses",
-            text="A longest twentieth at `sampling.maxNewTokens` is responses that are cut. A fall "
-            "of all three to a few tokens is a policy that gives up.",
-            unit=AxisUnit.TOKENS,
-            queries=(
-                Query(quantile(0.95, "vcpo_response_tokens"), "p95"),
-                Query(quantile(0.5, "vcpo_response_tokens"), "median"),
-                Query(quantile(0.05, "vcpo_response_tokens"), "p5"),
-            ),
-        ),
+_DOES_IT_LEARN: Final = row(
+    20,
+    "Does it learn?",
+    panel(
+        22,
+        "Rewards of trajectories",
+        "Two bands are solved and unsolved prompts. One band has nothing to teach.",
+        Query(buckets("vcpo_reward"), "{{le}}"),
+        kind=Kind.HEATMAP,
+    ),
+    panel(
+        23,
+        "Prompts that teach nothing",
+        "A group of equal rewards has no gradient. If most are, prompts are too hard or too easy, "
+        "or the reward does not tell responses apart; it alerts unless the reward is at its "
+        "maximum. Cut responses that grow ask for a larger `sampling.maxNewTokens`.",
+        Query(value("vcpo_equal_groups_ratio"), "groups of equal rewards"),
+        Query(value("vcpo_cut_responses_ratio"), "cut responses"),
+        Query(f"{threshold('equalRewardGroupsRatio'):g}", "alert", role=Role.LIMIT),
+        unit=AxisUnit.SHARE,
+        maximum=1.0,
+    ),
+    panel(
+        25,
+        "Length of responses",
+        "A longest twentieth at `sampling.maxNewTokens` is responses that are cut. A fall of all "
+        "three to a few tokens is a policy that gives up.",
+        Query(quantile(0.95, "vcpo_response_tokens"), "p95"),
+        Query(quantile(0.5, "vcpo_response_tokens"), "median"),
+        Query(quantile(0.05, "vcpo_response_tokens"), "p5"),
+        unit=AxisUnit.TOKENS,
     ),
 )
 
@@ -190,141 +174,115 @@ _DROPPED: Final = hourly_share(
     "vcpo_trajectories_dropped_total", "reason", "vcpo_trajectories_leased_total"
 )
 
-_HOW_FAST: Final = Row(
-    id=30,
-    question="How fast is it, and where does the time go?",
-    panels=(
-        Panel(
-            id=31,
-            title="Time since the last step",
-            text="A saw-tooth as high as a step is long. A line that only rises is a learner that "
-            "hangs, or waits for data: see its stages. It pages at five usual steps, ten "
-            "minutes at least.",
-            unit=AxisUnit.SECONDS,
-            queries=(
-                Query(f"time() - {value('vcpo_learner_step_timestamp_seconds')}", "last step"),
-                Query(
-                    f"time() - {value('vcpo_learner_checkpoint_timestamp_seconds')}",
-                    "checkpoint",
-                    role=Role.FAINT,
-                ),
-                Query(
-                    f"time() - {value('vcpo_evaluation_timestamp_seconds')}",
-                    "evaluation",
-                    role=Role.FAINT,
-                ),
-                Query(value("vcpo_learner_step_interval_seconds"), "a step with its wait, mean"),
-                Query(quantile(0.5, "vcpo_learner_step_duration_seconds"), "an update, p50"),
-                Query(quantile(0.95, "vcpo_learner_step_duration_seconds"), "an update, p95"),
-                Query(_STALLED, "alert", role=Role.LIMIT),
-            ),
+_HOW_FAST: Final = row(
+    30,
+    "How fast is it, and where does the time go?",
+    panel(
+        31,
+        "Time since the last step",
+        "A saw-tooth as high as a step is long. A line that only rises is a learner that hangs, "
+        "or waits for data: see its stages. It pages at five usual steps, ten minutes at least.",
+        Query(f"time() - {value('vcpo_learner_step_timestamp_seconds')}", "last step"),
+        Query(
+            f"time() - {value('vcpo_learner_checkpoint_timestamp_seconds')}",
+            "checkpoint",
+            role=Role.FAINT,
         ),
-        Panel(
-            id=32,
-            title="Tokens",
-            text="Sampled above trained for long: responses are dropped.",
-            unit=AxisUnit.TOKENS_PER_SECOND,
-            queries=(
-                Query(value("vcpo_learner_tokens_per_second"), "trained"),
-                Query(worker_rates("sum", "vcpo_rollout_tokens_total"), "sampled"),
-            ),
+        Query(
+            f"time() - {value('vcpo_evaluation_timestamp_seconds')}", "evaluation", role=Role.FAINT
         ),
-        Panel(
-            id=33,
-            title="Where the learner's time goes",
-            text="Of the last step, from the end of the one before. `wait` asks for more workers, "
-            "`publish` for faster storage or network, the rest for a faster device.",
-            kind=Kind.STACK,
-            unit=AxisUnit.SECONDS,
-            queries=(Query(value("vcpo_learner_step_stage_seconds", "stage"), "{{stage}}"),),
+        Query(value("vcpo_learner_step_interval_seconds"), "a step with its wait, mean"),
+        Query(quantile(0.5, "vcpo_learner_step_duration_seconds"), "an update, p50"),
+        Query(quantile(0.95, "vcpo_learner_step_duration_seconds"), "an update, p95"),
+        Query(_STALLED, "alert", role=Role.LIMIT),
+        unit=AxisUnit.SECONDS,
+    ),
+    panel(
+        32,
+        "Tokens",
+        "Sampled above trained for long: responses are dropped.",
+        Query(value("vcpo_learner_tokens_per_second"), "trained"),
+        Query(worker_rates("sum", "vcpo_rollout_tokens_total"), "sampled"),
+        unit=AxisUnit.TOKENS_PER_SECOND,
+    ),
+    panel(
+        33,
+        "Where the learner's time goes",
+        "Of the last step, from the end of the one before. `wait` asks for more workers, "
+        "`publish` for faster storage or network, the rest for a faster device.",
+        Query(value("vcpo_learner_step_stage_seconds", "stage"), "{{stage}}"),
+        kind=Kind.STACK,
+        unit=AxisUnit.SECONDS,
+    ),
+    panel(
+        35,
+        "Idle learner and workers",
+        "The learner for data: raise `maxReplicas`. The workers for leases: the learner is the "
+        "bottleneck, and fewer workers do; under a throttle it is on purpose. Above one half it "
+        "alerts.",
+        Query(value("vcpo_learner_idle_ratio"), "learner"),
+        Query(worker_rates("avg", "vcpo_rollout_lease_wait_seconds_total"), "workers, mean"),
+        Query(
+            worker_rates("max", "vcpo_rollout_lease_wait_seconds_total"),
+            "workers, most",
+            role=Role.FAINT,
         ),
-        Panel(
-            id=35,
-            title="Idle learner and workers",
-            text="The learner for data: raise `maxReplicas`. The workers for leases: the learner "
-            "is the bottleneck, and fewer workers do; under a throttle it is on purpose. "
-            "Above one half it alerts.",
-            unit=AxisUnit.SHARE,
-            maximum=1.0,
-            queries=(
-                Query(value("vcpo_learner_idle_ratio"), "learner"),
-                Query(
-                    worker_rates("avg", "vcpo_rollout_lease_wait_seconds_total"), "workers, mean"
-                ),
-                Query(
-                    worker_rates("max", "vcpo_rollout_lease_wait_seconds_total"),
-                    "workers, most",
-                    role=Role.FAINT,
-                ),
-                Query(f"{threshold('starvedIdleRatio'):g}", "alert", role=Role.LIMIT),
-            ),
-        ),
+        Query(f"{threshold('starvedIdleRatio'):g}", "alert", role=Role.LIMIT),
+        unit=AxisUnit.SHARE,
+        maximum=1.0,
     ),
 )
 
-_WHAT_IS_LOST: Final = Row(
-    id=40,
-    question="What is lost?",
-    panels=(
-        Panel(
-            id=41,
-            title="Dropped trajectories",
-            text="`surplus` is resumed by the next lease; `throttled`, `rolled_back` and "
-            "`no_signal` are dropped on purpose. The sum of the others is wasted work, and "
-            "alerts above a tenth.",
-            kind=Kind.STACK,
-            unit=AxisUnit.SHARE,
-            bands=(Band(None, Color.GOOD), Band(threshold("wastedSamplesRatio"), Color.BAD)),
-            queries=(Query(_DROPPED, "{{reason}}"),),
-        ),
+_WHAT_IS_LOST: Final = row(
+    40,
+    "What is lost?",
+    panel(
+        41,
+        "Dropped trajectories",
+        "`surplus` is resumed by the next lease; `throttled`, `rolled_back` and `no_signal` are "
+        "dropped on purpose. The sum of the others is wasted work, and alerts above a tenth.",
+        Query(_DROPPED, "{{reason}}"),
+        kind=Kind.STACK,
+        unit=AxisUnit.SHARE,
+        bands=(Band(None, Color.GOOD), Band(threshold("wastedSamplesRatio"), Color.BAD)),
     ),
 )
 
-_AFTER_A_CRASH: Final = Row(
-    id=50,
-    question="What would a crash cost?",
-    panels=(
-        Panel(
-            id=52,
-            title="What went wrong",
-            text="The events of the run name each cause. Accounting errors are a bug: keep the run "
-            "directory and report it.",
-            kind=Kind.EVENTS,
-            unit=AxisUnit.COUNT,
-            queries=(
-                Query(increase("vcpo_run_learner_restarts_total"), "learner restarted"),
-                Query(increase("vcpo_workers_set_aside_total", "cause"), "set aside: {{cause}}"),
-                Query(value("vcpo_learner_lost_changes"), "changes lost in the redo log"),
-                Query(increase("vcpo_accounting_errors_total"), "accounting errors"),
-            ),
+_AFTER_A_CRASH: Final = row(
+    50,
+    "What would a crash cost?",
+    panel(
+        52,
+        "What went wrong",
+        "The events of the run name each cause. Accounting errors are a bug: keep the run "
+        "directory and report it.",
+        Query(increase("vcpo_run_learner_restarts_total"), "learner restarted"),
+        Query(increase("vcpo_workers_set_aside_total", "cause"), "set aside: {{cause}}"),
+        Query(value("vcpo_learner_lost_changes"), "changes lost in the redo log"),
+        Query(increase("vcpo_accounting_errors_total"), "accounting errors"),
+        kind=Kind.EVENTS,
+        unit=AxisUnit.COUNT,
+    ),
+    panel(
+        54,
+        "Memory",
+        "Reserved memory that grows step by step is fragmentation, resident memory that grows a "
+        "leak. A process over its limit ends as OOMKilled.",
+        Query(_resident("learner"), "learner"),
+        Query(_resident("rollout"), "worker, most"),
+        Query(value("vcpo_learner_device_memory_bytes", "state"), "GPU, {{state}}"),
+        Query(
+            worker_values("max", "vcpo_rollout_device_memory_bytes", "state"),
+            "a worker's GPU, {{state}}",
+            role=Role.FAINT,
         ),
-        Panel(
-            id=54,
-            title="Memory",
-            text="Reserved memory that grows step by step is fragmentation, resident memory that "
-            "grows a leak. A process over its limit ends as OOMKilled.",
-            unit=AxisUnit.BYTES,
-            queries=(
-                Query(_resident("learner"), "learner"),
-                Query(_resident("rollout"), "worker, most"),
-                Query(value("vcpo_learner_device_memory_bytes", "state"), "GPU, {{state}}"),
-                Query(
-                    worker_values("max", "vcpo_rollout_device_memory_bytes", "state"),
-                    "a worker's GPU, {{state}}",
-                    role=Role.FAINT,
-                ),
-                Query(value("vcpo_learner_disk_free_bytes"), "disk, free", role=Role.FAINT),
-                Query(value("vcpo_learner_checkpoint_bytes"), "a checkpoint", role=Role.FAINT),
-                Query(
-                    f"{threshold('gpuMemoryRatio'):g} * {_GPU_TOTAL}", "alert: GPU", role=Role.LIMIT
-                ),
-                Query(
-                    f"2 * {value('vcpo_learner_checkpoint_bytes')}",
-                    "alert: disk, free",
-                    role=Role.LIMIT,
-                ),
-            ),
+        Query(value("vcpo_learner_disk_free_bytes"), "disk, free", role=Role.FAINT),
+        Query(value("vcpo_learner_checkpoint_bytes"), "a checkpoint", role=Role.FAINT),
+        Query(f"{threshold('gpuMemoryRatio'):g} * {_GPU_TOTAL}", "alert: GPU", role=Role.LIMIT),
+        Query(
+            f"2 * {value('vcpo_learner_checkpoint_bytes')}", "alert: disk, free", role=Role.LIMIT
         ),
+        unit=AxisUnit.BYTES,
     ),
 )
 
