@@ -13,7 +13,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from pathlib import Path
 from typing import Final
 
 from scripts.supply.images import IMAGES, ROOT
@@ -30,23 +30,19 @@ class BaseImageError(ValueError):
     """A Dockerfile names no base image, or a registry names no digest of it."""
 
 
-def base_image(dockerfile: str) -> tuple[str, str | None]:
-    """Name with tag, and digest or None, of the base image in a Dockerfile's text.
+def base_image(dockerfile: Path) -> tuple[str, str | None]:
+    """Return name with tag, and digest or None, of the base image in a Dockerfile.
 
     Raises: BaseImageError if no line, or a line with another form of digest, names one.
     """
-    found = _BASE.search(dockerfile)
+    found, name = _BASE.search(dockerfile.read_text(encoding="utf-8")), dockerfile.relative_to(ROOT)
     if found is None:
-        raise BaseImageError("has no line ARG PYTHON_IMAGE=<name>:<tag>")
+        raise BaseImageError(f"{name} has no line ARG PYTHON_IMAGE=<name>:<tag>")
     digest = found["digest"]
     if digest is not None and not _DIGEST.fullmatch(digest):
-        raise BaseImageError(f"has the digest {digest!r}, not sha256: and 64 hexadecimal digits")
+        wanted = "not sha256: and 64 hexadecimal digits"
+        raise BaseImageError(f"{name} has the digest {digest!r}, {wanted}")
     return found["tag"], digest
-
-
-def pin_digest(dockerfile: str, digest: str) -> str:
-    """The Dockerfile's text with this digest of its base image."""
-    return _BASE.sub(lambda found: f"ARG PYTHON_IMAGE={found['tag']}@{digest}", dockerfile)
 
 
 def digest_in_registry(tag: str) -> str:
@@ -61,11 +57,9 @@ def digest_in_registry(tag: str) -> str:
     except FileNotFoundError:
         raise BaseImageError("needs the command docker, with buildx") from None
     except subprocess.CalledProcessError as error:
-        said = error.stderr.strip().partition("\n")[0]
-        raise BaseImageError(
-            f"{tag}: `docker buildx imagetools inspect` failed: {said or 'it said nothing'}."
-            " It needs buildx, and a registry that answers"
-        ) from error
+        said = error.stderr.strip().partition("\n")[0] or "it said nothing"
+        needs = "It needs buildx, and a registry that answers"
+        raise BaseImageError(f"{tag}: `{' '.join(command[:4])}` failed: {said}. {needs}") from error
     except (ValueError, KeyError, TypeError) as error:
         raise BaseImageError(f"{tag}: docker named no digest") from error
     if not _DIGEST.fullmatch(digest):
@@ -78,28 +72,13 @@ def write_digests() -> None:
 
     Raises: BaseImageError; no file has then changed.
     """
-    texts = {path: path.read_text(encoding="utf-8") for path in DOCKERFILES}
-    tags = {path: base_image(text)[0] for path, text in texts.items()}
+    tags = {path: base_image(path)[0] for path in DOCKERFILES}
     digests = {tag: digest_in_registry(tag) for tag in sorted(set(tags.values()))}
-    for path, text in texts.items():
-        path.write_text(pin_digest(text, digests[tags[path]]), encoding="utf-8")
+    for path, tag in tags.items():
+        line = f"ARG PYTHON_IMAGE={tag}@{digests[tag]}"
+        path.write_text(_BASE.sub(line, path.read_text(encoding="utf-8")), encoding="utf-8")
     for tag, digest in digests.items():
         sys.stdout.write(f"{tag}@{digest}\n")
-
-
-def tags_without_digest() -> Iterator[str]:
-    """Sentences about Dockerfiles whose base image is a tag alone.
-
-    Raises: BaseImageError for a Dockerfile that cannot be read, with its path.
-    """
-    for path in DOCKERFILES:
-        name = path.relative_to(ROOT)
-        try:
-            tag, digest = base_image(path.read_text(encoding="utf-8"))
-        except BaseImageError as error:
-            raise BaseImageError(f"{name} {error}") from error
-        if digest is None:
-            yield f"{name}: {tag} has no digest, so a build takes what the tag names that day"
 
 
 def main() -> int:
@@ -111,12 +90,14 @@ def main() -> int:
     try:
         if not (arguments.check or arguments.release):
             write_digests()
-        missing = list(tags_without_digest())
+        found = {path: base_image(path) for path in DOCKERFILES}
     except BaseImageError as error:
         sys.stderr.write(f"{error}\n")
         return 1
-    for sentence in missing:
-        sys.stderr.write(f"warning: {sentence}\n")
+    missing = {path: tag for path, (tag, digest) in found.items() if digest is None}
+    for path, tag in missing.items():
+        lack = "has no digest, so a build takes what the tag names that day"
+        sys.stderr.write(f"warning: {path.relative_to(ROOT)}: {tag} {lack}\n")
     if missing:
         sys.stderr.write("Cure, where a registry answers: make digests\n")
     return 1 if missing and arguments.release else 0

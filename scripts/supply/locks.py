@@ -12,13 +12,16 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 from scripts.supply.images import (
     BUILD_LOCK,
@@ -32,11 +35,17 @@ from scripts.supply.images import (
     pyproject,
     tested_versions,
 )
-from scripts.supply.lock import LockError, lock_problems, read_lock
 
 CPU_OVERRIDES: Final = LOCKS / "cpu.overrides.txt"
 """What the images for CPUs hold differently, whatever their packages ask for."""
 
+_PROJECT: Final = "vcpo (pyproject.toml)"
+"""How uv names this project where it says who needs a package."""
+_PACKAGE: Final = re.compile(
+    r"(?P<name>[A-Za-z0-9][\w.-]*)==(?P<version>\S+) \\\n"
+    r"(?P<hashes>(?:    --hash=sha256:[0-9a-f]{64}(?: \\)?\n)+)"
+    r"    # via (?P<needed_by>.*)\n"
+)
 _UV: Final = (sys.executable, "-m", "uv", "pip", "compile")
 _OPTIONS: Final = (
     *("--generate-hashes", "--python-version", "3.11"),
@@ -49,12 +58,8 @@ _OPTIONS: Final = (
 def compile_command(image: Image) -> list[str]:
     """Command that writes the lock of an image, run in the root of the tree."""
     extras = [word for extra in image.extras for word in ("--extra", extra)]
-    return [
-        *_UV,
-        _relative(PYPROJECT),
-        *extras,
-        *(_places_of_cpu_builds() if image.for_cpus else ()),
-    ]
+    places = _places_of_cpu_builds() if image.for_cpus else ()
+    return [*_UV, _relative(PYPROJECT), *extras, *places]
 
 
 def _places_of_cpu_builds() -> Iterator[str]:
@@ -96,22 +101,57 @@ def write_locks(*, upgrade: bool) -> None:
     write_lock([*_UV, "-"], BUILD_LOCK, upgrade=upgrade, stdin=needs)
 
 
-def found_problems() -> list[str]:
-    """Sentences about the locks of the tree, each with its file."""
-    table = pyproject()
+def read_lock(text: str) -> dict[str, tuple[str, list[str]]]:
+    """Return version and who needs it, by canonical name, of each package of a lock of uv.
+
+    Raises: ValueError with the line that names no version with the hashes of its files.
+    """
+    lines = (line for line in text.splitlines(keepends=True) if not line.startswith("#"))
+    rest, found = "".join(lines), {}
+    while rest:
+        package = _PACKAGE.match(rest)
+        if package is None:
+            line = rest.partition("\n")[0]
+            raise ValueError(f"line {line!r} is no name==version with --hash=sha256:...")
+        needed_by = package["needed_by"].split(", ")
+        found[canonicalize_name(package["name"])] = package["version"], needed_by
+        rest = rest[package.end() :]
+    return found
+
+
+def lock_problems(
+    text: str, asked: Sequence[Requirement], tested: Mapping[str, str]
+) -> Iterator[str]:
+    """Yield sentences about what a lock has that differs from the files that it is made from.
+
+    asked: the requirements of its image.
+    tested: version of each package with which the tests ran.
+    """
+    locked = read_lock(text)
+    wanted: dict[str, Requirement] = {canonicalize_name(each.name): each for each in asked}
+    for name, requirement in wanted.items():
+        if name not in locked:
+            yield f"lacks {name}, which pyproject.toml asks for"
+        elif (version := locked[name][0]) not in requirement.specifier:
+            yield f"has {name} {version}, pyproject.toml wants {requirement.specifier}"
+    for name, (version, needed_by) in locked.items():
+        if _PROJECT in needed_by and name not in wanted:
+            yield f"holds {name} for pyproject.toml, which does not ask for it"
+        if name in tested and Version(version).public != tested[name]:
+            yield f"has {name} {version}, deploy/constraints.txt {tested[name]}"
+
+
+def found_problems() -> Iterator[str]:
+    """Yield sentences about the locks of the tree, each with its file."""
+    table, tested = pyproject(), tested_versions()
     asked = {image.lock: asked_of_image(image, table["project"]) for image in IMAGES}
     asked[BUILD_LOCK] = [Requirement(text) for text in table["build-system"]["requires"]]
-    tested = tested_versions()
-    problems: list[str] = []
     for lock, requirements in asked.items():
         try:
-            packages = read_lock(lock.read_text(encoding="utf-8"))
-        except (OSError, LockError) as error:
-            problems.append(f"{_relative(lock)}: {error}")
-            continue
-        found = lock_problems(packages, requirements, tested)
-        problems += [f"{_relative(lock)} {problem}" for problem in found]
-    return problems
+            for problem in lock_problems(lock.read_text(encoding="utf-8"), requirements, tested):
+                yield f"{_relative(lock)} {problem}"
+        except (OSError, ValueError) as error:
+            yield f"{_relative(lock)}: {error}"
 
 
 def main() -> int:
@@ -132,7 +172,7 @@ def main() -> int:
                 " Started, CPU).\n"
             )
             return error.returncode
-    problems = found_problems()
+    problems = list(found_problems())
     for problem in problems:
         sys.stderr.write(f"{problem}\n")
     if problems:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Final
 
 from prometheus_client.metrics import MetricWrapperBase
@@ -30,18 +31,8 @@ class Metric:
         """Names that its samples have; a histogram of values below 0 has no sum."""
         if self.kind != "histogram":
             return frozenset({self.name})
-        ends = (
-            {"_bucket", "_count"} if self.name.endswith("_nats") else {"_bucket", "_count", "_sum"}
-        )
+        ends = {"_bucket", "_count", *(() if self.name.endswith("_nats") else ("_sum",))}
         return frozenset(self.name + end for end in ends)
-
-
-def _instruments(part: object) -> Iterator[Any]:
-    for value in vars(part).values():
-        if isinstance(value, MetricWrapperBase):
-            yield value
-        elif isinstance(value, dict):
-            yield from value.values()
 
 
 def _metric(instrument: Any) -> Metric:
@@ -58,7 +49,8 @@ def _metric(instrument: Any) -> Metric:
 
 
 def _metrics(part: object) -> tuple[Metric, ...]:
-    return tuple(map(_metric, _instruments(part)))
+    held = [each.values() if isinstance(each, dict) else [each] for each in vars(part).values()]
+    return tuple(_metric(each) for each in chain(*held) if isinstance(each, MetricWrapperBase))
 
 
 _HOST: Final = _metrics(HostMetrics())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,23 +30,16 @@ class MetricUsage:
 def metric_usage(names: frozenset[str]) -> Mapping[str, MetricUsage]:
     """Return the use of each of these metrics; the name of a histogram is without its suffix."""
     recorded = {rule.name: rule.expression for rule in rules() if not rule.is_alert}
-    alerts = [
-        (rule.name, used)
-        for rule in rules()
-        if rule.is_alert
-        for used in _metrics(rule.expression, recorded)
-    ]
-    boards = [
-        (path.stem, used)
-        for path in DASHBOARDS.glob("*.json")
-        for expression in _expressions(json.loads(path.read_text(encoding="utf-8")))
-        for used in _metrics(expression, recorded)
-    ]
+    alerts, boards = defaultdict[str, set[str]](set), defaultdict[str, set[str]](set)
+    for rule in rules():
+        for used in _metrics(rule.expression, recorded) if rule.is_alert else ():
+            alerts[used].add(rule.name)
+    for path in DASHBOARDS.glob("*.json"):
+        for expression in _expressions(json.loads(path.read_text(encoding="utf-8"))):
+            for used in _metrics(expression, recorded):
+                boards[used].add(path.stem)
     return {
-        name: MetricUsage(
-            alerts=tuple(sorted({user for user, used in alerts if used == name})),
-            boards=tuple(sorted({user for user, used in boards if used == name})),
-        )
+        name: MetricUsage(alerts=tuple(sorted(alerts[name])), boards=tuple(sorted(boards[name])))
         for name in names
     }
 

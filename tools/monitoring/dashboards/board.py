@@ -8,9 +8,9 @@ bookmarks link to panels by it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 COLUMNS: Final = 24
 """Width of a board, in units of the grid."""
@@ -86,33 +86,27 @@ class Role(StrEnum):
     """A value that may not be crossed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Band:
-    """A colour for the values from a number on."""
+class Band(NamedTuple):
+    """A colour for the values from a number on; None is the least value."""
 
     start: float | None
-    """None: from the least value."""
     color: Color
 
 
-@dataclass(frozen=True, slots=True)
-class Words:
-    """Colours of the values of a label."""
+class Words(NamedTuple):
+    """Colours of the values of a label, by a regular expression of the whole; the first counts."""
 
     label: str
     colors: Mapping[str, Color]
-    """By a regular expression of the whole value; the first that matches counts."""
 
 
-@dataclass(frozen=True, slots=True)
-class Query:
+class Query(NamedTuple):
     """A PromQL expression and the name of what it returns."""
 
     expression: str
     """With Grafana's variables, such as `$run` and `$__rate_interval`."""
     legend: str
     """Name of the series, with labels in braces: `{{reason}}`. In a table, the column's title."""
-    _: KW_ONLY
     role: Role = Role.VALUE
     unit: AxisUnit | None = None
     """Of a table's column."""

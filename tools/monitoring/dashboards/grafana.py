@@ -9,8 +9,7 @@ from __future__ import annotations
 import json
 import string
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from grafana_foundation_sdk.builders import (
     common,
@@ -38,9 +37,8 @@ from tools.monitoring.dashboards.board import (
     Panel,
     Query,
     Role,
-    Words,
 )
-from tools.monitoring.dashboards.promql import OPERATOR, RUN, RUNS, increase, selector
+from tools.monitoring.dashboards.promql import OPERATOR, RUN, RUNS, increase, selector, value
 
 _SOURCE: Final = models.DataSourceRef(type_val="prometheus", uid="${datasource}")
 _STEP: Final = "30s"
@@ -51,8 +49,7 @@ _OVERLAID: Final = frozenset({Kind.LINES, Kind.STACK, Kind.EVENTS, Kind.STATES})
 _FORMATS: Final = {Kind.HEATMAP: PromQueryFormat.HEATMAP, Kind.TABLE: PromQueryFormat.TABLE}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mark:
+class Mark(NamedTuple):
     """A kind of event that boards draw over their panels; it lasts while its query has a series."""
 
     name: str
@@ -69,41 +66,16 @@ def marks(board: Board) -> tuple[Mark, ...]:
     alerts = f'{RUNS},run=~"($run)?"' if board.has_run else OPERATOR
     throttles = increase("vcpo_run_throttles_total", "direction", scope=scope)
     restarts = increase("vcpo_run_learner_restarts_total", scope=scope)
+    critical = value("vcpo_critical_steps_in_a_row", scope=scope)
+    rollbacks = f"{selector('vcpo_learner_rollbacks', scope=scope)}[$__rate_interval]"
+    rolled = f"max by (namespace, run) (delta({rollbacks})) > 0"
     firing = selector("ALERTS", 'alertname=~"VCPO.*",alertstate="firing"', alerts)
     return (
-        Mark(
-            name="Throttles",
-            expression=f"{throttles} > 0",
-            title="{{run}}: lag limit, {{direction}}",
-            color=Color.WARNING,
-        ),
-        Mark(
-            name="Restarts",
-            expression=f"{restarts} > 0",
-            title="{{run}}: learner restarted",
-            color=Color.NEUTRAL,
-        ),
-        *_dangers(scope),
-        Mark(name="Alerts", expression=firing, title="{{run}} {{alertname}}", color=Color.BAD),
-    )
-
-
-def _dangers(scope: str) -> tuple[Mark, ...]:
-    critical = selector("vcpo_critical_steps_in_a_row", scope=scope)
-    rollbacks = selector("vcpo_learner_rollbacks", scope=scope)
-    return (
-        Mark(
-            name="Critical",
-            expression=f"max by (namespace, run) ({critical}) > 0",
-            title="{{run}}: early warning critical",
-            color=Color.BAD,
-        ),
-        Mark(
-            name="Rollbacks",
-            expression=f"max by (namespace, run) (delta({rollbacks}[$__rate_interval])) > 0",
-            title="{{run}}: rolled back",
-            color=Color.BAD,
-        ),
+        Mark("Throttles", f"{throttles} > 0", "{{run}}: lag limit, {{direction}}", Color.WARNING),
+        Mark("Restarts", f"{restarts} > 0", "{{run}}: learner restarted", Color.NEUTRAL),
+        Mark("Critical", f"{critical} > 0", "{{run}}: early warning critical", Color.BAD),
+        Mark("Rollbacks", rolled, "{{run}}: rolled back", Color.BAD),
+        Mark("Alerts", firing, "{{run}} {{alertname}}", Color.BAD),
     )
 
 
@@ -218,26 +190,18 @@ def _table_of(panel: Panel) -> table.Panel:
             builder.override_by_name(query.legend, _properties((("unit", query.unit.value),)))
         if query.bands:
             steps = [{"value": band.start, "color": band.color.value} for band in query.bands]
-            thresholds = {"mode": "absolute", "steps": steps}
-            colored = (("thresholds", thresholds), _COLORED)
+            colored = (("thresholds", {"mode": "absolute", "steps": steps}), _COLORED)
             builder.override_by_name(query.legend, _properties(colored))
         if query.words is not None:
-            builder.override_by_name(query.words.label, _properties(_colored_words(query.words)))
+            mappings = [_mapping(*each) for each in enumerate(query.words.colors.items())]
+            words = _properties((("mappings", mappings), _COLORED))
+            builder.override_by_name(query.words.label, words)
     return builder
 
 
-def _colored_words(words: Words) -> tuple[tuple[str, object], ...]:
-    mappings = [
-        {
-            "type": "regex",
-            "options": {
-                "pattern": f"({pattern})",
-                "result": {"color": color.value, "index": place},
-            },
-        }
-        for place, (pattern, color) in enumerate(words.colors.items())
-    ]
-    return (("mappings", mappings), _COLORED)
+def _mapping(place: int, word: tuple[str, Color]) -> dict[str, object]:
+    result = {"color": word[1].value, "index": place}
+    return {"type": "regex", "options": {"pattern": f"({word[0]})", "result": result}}
 
 
 def _state_timeline(_: Panel) -> statetimeline.Panel:
