@@ -102,7 +102,7 @@ class Learner:
 
     def __init__(self, spec: VCPORunSpec, run_dir: Path) -> None:
         incarnation = uuid.uuid4().hex[:8]
-        self._log = RedoLog(run_dir, checkpoint_bytes=1 << 40)
+        self._log = RedoLog(run_dir, lambda *_: None, checkpoint_bytes=1 << 40)
         registry = WorkerRegistry(time.monotonic)
         ledger = TrajectoryLedger(
             prompts_per_step=spec.batch.prompts_per_step,

@@ -49,6 +49,7 @@ from typing import Any
 
 from aiohttp import ClientSession, web
 
+from tests.fixtures.learner.dispatcher import NoLog
 from vcpo.api import VCPORun, VCPORunSpec
 from vcpo.wire.access.tls import CertificateFolder
 from vcpo.wire.client import open_channel
@@ -57,7 +58,6 @@ from vcpo.wire.server import WireServer
 from vcpo.wire.trajectory import FinishReason, Trajectory, VersionSpan, trajectory_to_message
 from vcpo.wire.v1 import work_pb2_grpc
 from vcpo_learner.ledger.admission import WorkRequest
-from vcpo_learner.ledger.changes import ChangeLog
 from vcpo_learner.ledger.dispatcher import Dispatcher
 from vcpo_learner.ledger.ledger import TrajectoryLedger
 from vcpo_learner.ledger.redo_log import RedoLog
@@ -103,7 +103,7 @@ def _response(rng: random.Random, prompt: tuple[int, ...], size: int) -> Traject
     )
 
 
-def make_dispatcher(spec: VCPORunSpec, log: ChangeLog | None = None) -> Dispatcher:
+def make_dispatcher(spec: VCPORunSpec, log: RedoLog | NoLog) -> Dispatcher:
     """Return a dispatcher with an empty ledger; log: where the ledger keeps its changes."""
     ledger = TrajectoryLedger(
         prompts_per_step=spec.batch.prompts_per_step,
@@ -321,8 +321,10 @@ async def way_to_submit(
     folder: for the files of that way.
     """
     with contextlib.ExitStack() as closing:
-        log = RedoLog(folder, checkpoint_bytes=1 << 40) if name == "log" else None
-        if log is not None:
+        log = (
+            RedoLog(folder, lambda *_: None, checkpoint_bytes=1 << 40) if name == "log" else NoLog()
+        )
+        if isinstance(log, RedoLog):
             closing.callback(log.close)
         dispatcher = make_dispatcher(spec, log)
         if name == "http":

@@ -138,7 +138,7 @@ class _Learner:
         self.registry = WorkerRegistry(time.monotonic)
         records = RunRecords(options.run_dir)
         troubles = Troubles(spec, time.monotonic, records.event)
-        self.log = RedoLog(options.run_dir)
+        self.log = RedoLog(options.run_dir, troubles.tell)
         self.dispatcher = Dispatcher(
             spec=spec,
             ledger=_ledger(spec, incarnation, self.log),
@@ -269,7 +269,7 @@ class _Learner:
                 await self._stop_requested.wait()
 
     async def _refresh(self) -> None:
-        """Keep metrics and events up to date until cancelled.
+        """Keep metrics up to date until cancelled.
 
         An error does not end the run. It is logged, unless it repeats the one before.
         """
@@ -279,9 +279,8 @@ class _Learner:
                 self.gauges.refresh()
                 if (weights := self.weight_server) is not None:
                     self.gauges.count_served_weights(weights.sent_bytes)
-                self.training.report_log()
             except Exception as error:  # metrics may not end a run
                 if repr(error) != logged:
-                    _LOGGER.exception("cannot update metrics and events; the run continues")
+                    _LOGGER.exception("cannot update metrics; the run continues")
                 logged = repr(error)
             await asyncio.sleep(_REFRESH_S)

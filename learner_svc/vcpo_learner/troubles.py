@@ -103,7 +103,7 @@ class Troubles:
         """
         self._rows.setdefault((kind, who), _Row(self._clock())).number += 1
         if text:
-            self._tell(kind, text, like)
+            self.tell(self._policies[kind].event, text, like=(kind, like))
         return self.answer(kind, who)
 
     def answer(self, kind: Trouble, who: str = "", *, at_once: bool = False) -> Answer:
@@ -129,13 +129,20 @@ class Troubles:
         for kind in kinds:
             self._rows.pop((kind, who), None)
 
-    def _tell(self, kind: Trouble, text: str, like: Hashable) -> None:
-        key: Hashable = (kind, like)
+    def tell(self, event: str, text: str, *, like: Hashable = "") -> None:
+        """Write an event, unless enough like it were written.
+
+        like: what equal events of this kind have in common.
+        """
+        key: Hashable = (event, like)
         if key not in self._told and len(self._told) >= _MOST_DISTINCT:
             key = "the rest"
         self._told[key] += 1
-        number = self._told[key]
-        if number <= _ALL_TOLD:
-            self.event(self._policies[kind].event, text)
-        elif math.log10(number).is_integer():
-            self.event(self._policies[kind].event, f"{text}; {number} times so far")
+        if is_told(number := self._told[key]):
+            more = f"; {number} times so far" if number > _ALL_TOLD else ""
+            self.event(event, f"{text}{more}")
+
+
+def is_told(number: int) -> bool:
+    """Return whether the event of this number among equal ones is told."""
+    return number <= _ALL_TOLD or math.log10(number).is_integer()

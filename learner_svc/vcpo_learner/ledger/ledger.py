@@ -39,7 +39,6 @@ from vcpo.wire.trajectory import (
 )
 from vcpo.wire.v1 import ledger_pb2, work_pb2
 from vcpo_learner.clock import Clock
-from vcpo_learner.ledger.changes import Change, ChangeLog, InconsistentChangeError, NoLog
 from vcpo_learner.ledger.lag_limit import LagLimit, limit_from_message, limit_to_message
 from vcpo_learner.ledger.lease import (
     Lease,
@@ -51,6 +50,7 @@ from vcpo_learner.ledger.lease import (
     partials_from_messages,
 )
 from vcpo_learner.ledger.lease_book import GroupBuffer, LeaseBook
+from vcpo_learner.ledger.redo_log import Change, InconsistentChangeError, RedoLog
 from vcpo_learner.prompts.source import PromptSource, SequentialPrompts
 
 _PART_BYTES: Final = 256 << 20
@@ -134,14 +134,14 @@ class TrajectoryLedger:
         max_attempts: int,
         incarnation: str,
         clock: Clock,
+        log: RedoLog,
         group_filter: GroupFilter = GroupFilter.NONE,
         prompt_source: PromptSource | None = None,
-        log: ChangeLog | None = None,
     ) -> None:
         """Create an empty ledger.
 
         prompt_source: chooses new prompts; None counts upwards.
-        log: keeps the changes for the next process; None keeps none.
+        log: keeps the changes for the next process.
         """
         self.leases = LeaseBook(
             prefix=f"train-{incarnation}", timeout_s=lease_timeout_s, clock=clock
@@ -163,7 +163,7 @@ class TrajectoryLedger:
         self._max_attempts = max_attempts
         self._group_filter = group_filter
         self._source: PromptSource = prompt_source or SequentialPrompts()
-        self._log: ChangeLog = log or NoLog()
+        self._log = log
         self._leased = self._consumed = 0
         self._dropped: Counter[str] = Counter()
         self._checked_for_late: object = None

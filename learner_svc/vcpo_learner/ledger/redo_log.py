@@ -34,10 +34,19 @@ import xxhash
 from google.protobuf.message import DecodeError
 
 from vcpo.service.lifecycle import StartError
-from vcpo.wire.v1 import ledger_pb2
-from vcpo_learner.ledger.changes import Change, InconsistentChangeError
+from vcpo.wire.v1 import ledger_pb2, work_pb2
 
+Change = (
+    ledger_pb2.LeaseGranted
+    | work_pb2.SubmitRequest
+    | ledger_pb2.LeaseEnded
+    | ledger_pb2.GroupsDropped
+    | ledger_pb2.Evaluated
+    | ledger_pb2.LagLimit
+    | ledger_pb2.LearnerRestarted
+)
 _HEAD: Final = struct.Struct("<IIQ")
+_NEW: Final = os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_WRONLY
 _ALL_BITS: Final = 0xFFFFFFFF
 _FIELDS: Final = {
     field.message_type: field.name
@@ -50,13 +59,14 @@ _RETRY_S: Final = 5.0
 _CHECKPOINT_BYTES: Final = 1 << 30
 """Size of the changes since a snapshot from which on a checkpoint is due: a start has all of them
 in memory."""
-DISK_FULL: Final = "DiskFull"
-"""Kind of the event that the log cannot be written."""
+_UNENDING: Final = "has a damaged size, so what follows it cannot be found"
+
+
+class InconsistentChangeError(ValueError):
+    """A change does not fit the ledger that it is applied to; the message says why."""
 
 
 class _File(NamedTuple):
-    """A file of the log."""
-
     first: int
     """Number of its first change."""
     step: int
@@ -64,16 +74,8 @@ class _File(NamedTuple):
     path: Path
 
 
-class _DamagedHeadError(Exception):
-    """The size of a change was damaged, so what follows it in the file cannot be found."""
-
-
-class _ClosedError(Exception):
-    """The log was closed while its disk failed."""
-
-
 class RedoLog:
-    """The redo log of one run; a `ChangeLog`. Owner: the event loop; its thread writes the files.
+    """The redo log of one run. Owner: the event loop; its thread writes the files.
 
     A learner that resumes calls `redo` before the first change is appended.
     """
@@ -81,22 +83,24 @@ class RedoLog:
     def __init__(
         self,
         run_dir: Path,
+        event: Callable[[str, str], object],
         *,
         checkpoint_bytes: int = _CHECKPOINT_BYTES,
         retry_s: float = _RETRY_S,
     ) -> None:
-        """Open the folder of a run directory, and create it if there is none."""
+        """Open the folder of a run directory, and create it if there is none.
+
+        event: tells that the disk is full, and that it has room again.
+        """
         self.path = run_dir / "redo-log"
         self.position = 0
         """Number of the newest change; 0 before the first."""
         self.is_unwritable = False
         """Whether the disk is full or fails: changes wait in memory, and nothing is answered."""
-        self.lost_changes = 0
-        """Changes that were written and that `redo` did not find; may be too few."""
+        self._event = event
         self._checkpoint_bytes = checkpoint_bytes
         self._retry_s = retry_s
         self._step = self._new_bytes = self._committed = 0
-        self._events: list[tuple[str, str]] = []
         self._failure: Exception | None = None
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._queue: SimpleQueue[bytes | int | None] = SimpleQueue()
@@ -118,6 +122,10 @@ class RedoLog:
         return self._files[0].step if self._files and self._files[0].first > 1 else 0
 
     @property
+    def is_checkpoint_due(self) -> bool:
+        return self._new_bytes >= self._checkpoint_bytes
+
+    @property
     def spec(self) -> Mapping[str, Any] | None:
         """The parts of the spec that a resume must share, as stored; None if none can be read."""
         try:
@@ -126,7 +134,6 @@ class RedoLog:
             return None
 
     def set_spec(self, spec: Mapping[str, Any]) -> None:
-        """Store the parts of the spec that a resume must share."""
         path = self.path / "spec.json"
         try:
             path.with_suffix(".partial").write_text(json.dumps(spec))
@@ -134,22 +141,23 @@ class RedoLog:
         except OSError as error:
             raise self._cannot("written", error) from error
 
-    @property
-    def is_checkpoint_due(self) -> bool:
-        return self._new_bytes >= self._checkpoint_bytes
-
     def append(self, change: Change) -> None:
         """Take a change; it is written in the background, after all earlier ones."""
         data = change_to_bytes(change)  # first: after an error there must be no gap
         self.position += 1
         self._new_bytes += len(data)
-        self._put(data)
+        if self._thread is None:
+            run = partial(self._write, asyncio.get_running_loop(), self._committed)
+            self._thread = threading.Thread(target=run, name="redo-log", daemon=True)
+            self._queue.put(self._step)
+            self._thread.start()
+        self._queue.put(data)
 
     def cut(self, step: int) -> int:
         """Begin another file, at the snapshot of a step; return the newest change's number."""
         self._new_bytes = 0
         if self._thread is not None:
-            self._put(step)
+            self._queue.put(step)
         self._step = step
         return self.position
 
@@ -157,10 +165,8 @@ class RedoLog:
         """Remove the files that no checkpoint from a step on needs, and what was set aside."""
         files = _files(self.path)
         needed = next((each.first for each in files if each.step >= step), 0)
-        for each in files:
-            if each.first < needed:
-                each.path.unlink(missing_ok=True)
-        for path in self.path.glob("damaged-*"):
+        unneeded = (each.path for each in files if each.first < needed)
+        for path in (*unneeded, *self.path.glob("damaged-*")):
             path.unlink(missing_ok=True)
 
     async def wait_until_kept(self) -> None:
@@ -177,6 +183,13 @@ class RedoLog:
     def check(self) -> None:
         if self._failure is not None:
             raise self._failure
+
+    def close(self) -> None:
+        """Write what waits, unless the disk fails; waits for that."""
+        self._queue.put(None)
+        self._closing.set()
+        if self._thread is not None:
+            self._thread.join()
 
     def redo(self, apply: Callable[[Change], object], *, after: int, step: int) -> tuple[str, int]:
         """Apply the changes after one, up to the first that is missing or damaged; go on from it.
@@ -211,37 +224,17 @@ class RedoLog:
         used = f"the {self.position - after} changes before it are used"
         return f"{cause}; {used}", max(0, end - self.position)
 
-    def report_loss(self, what: str, num_changes: int) -> None:
-        """Report changes that were written and are not there; num_changes: at least so many."""
-        self.lost_changes = num_changes
-        lost = f"{num_changes} later ones, which were committed, are lost"
-        self._events.append(("LogDamaged", f"{what}, and at least {lost}"))
-
-    def take_events(self) -> list[tuple[str, str]]:
-        events, self._events = self._events, []
-        return events
-
-    def close(self) -> None:
-        """Write what waits, unless the disk fails; waits for that."""
-        self._queue.put(None)
-        self._closing.set()
-        if self._thread is not None:
-            self._thread.join()
-
     def _redo_file(self, file: _File, apply: Callable[[Change], object]) -> str:
         """Apply the changes of a file that are new; return why it ends early, or nothing."""
         number = file.first - 1
         try:
             for data in _frames(file.path):
                 number += 1
-                if number <= self.position:
-                    continue
-                if data is None:
-                    return f"{file.path}: change {number} differs from its checksum"
-                apply(change_from_bytes(data))
-                self.position = number
-        except _DamagedHeadError:
-            return f"{file.path}: the size of change {number + 1} is damaged"
+                if isinstance(data, str) and (number > self.position or data is _UNENDING):
+                    return f"{file.path}: change {number} {data}"
+                if number > self.position:
+                    apply(change_from_bytes(cast("bytes", data)))
+                    self.position = number
         except OSError as error:
             return f"{file.path}: {error}"
         except (DecodeError, InconsistentChangeError) as error:
@@ -250,16 +243,12 @@ class RedoLog:
 
     def _end(self) -> int:
         """Return the number of the newest change that was written, as far as the files tell."""
-        if not self._files:
-            return 0
-        number = self._files[-1].first - 1
-        try:
-            for _ in _frames(self._files[-1].path):
-                number += 1
-        except _DamagedHeadError:
-            number += 1
-        except OSError:
-            pass
+        number = 0
+        for newest in self._files[-1:]:
+            number = newest.first - 1
+            with contextlib.suppress(OSError):
+                for _ in _frames(newest.path):
+                    number += 1
         return number
 
     def _cannot(self, what: str, error: OSError) -> StartError:
@@ -268,82 +257,77 @@ class RedoLog:
             " disk with room"
         )
 
-    def _put(self, entry: bytes | int) -> None:
-        if self._thread is None:
-            loop, number = asyncio.get_running_loop(), self._committed
-            self._thread = threading.Thread(
-                target=self._write, args=(loop, number), name="redo-log", daemon=True
-            )
-            self._queue.put(self._step)
-            self._thread.start()
-        self._queue.put(entry)
-
     def _write(self, loop: asyncio.AbstractEventLoop, number: int) -> None:
         """Run the thread. number: of the last change before it."""
         tell = loop.call_soon_threadsafe
         with contextlib.suppress(RuntimeError):  # the loop has ended, and nobody waits
             try:
                 self._write_until_closed(tell, number)
-            except _ClosedError:
-                return
             except Exception as error:  # whoever waits for a change must not wait for ever
                 tell(self._note_failure, error)
-                raise
+                if not self._closing.is_set():
+                    raise
 
     def _write_until_closed(self, tell: Callable[..., object], number: int) -> None:
-        """Write what is in the queue, all that waits at once, and sync a second later."""
-        file, is_open, sync_at_s = -1, True, float("inf")
+        """Write what is in the queue, all that waits at once, and sync every second."""
+        do = partial(self._until_done, tell)
+        file, is_open, sync_at_s = -1, True, time.monotonic() + _SYNC_S
         while is_open:
-            wait_s = None if sync_at_s == float("inf") else max(0.0, sync_at_s - time.monotonic())
-            entries = _take_all(self._queue, wait_s)
+            entries = _take_all(self._queue, max(0.0, sync_at_s - time.monotonic()))
             is_open = None not in entries
             before = number
             for entry in entries:
                 if isinstance(entry, int):
-                    path = self.path / f"{number + 1:016d}-{entry:08d}.log"
-                    file = self._until_done(tell, partial(_begin, path, file))
+                    if file >= 0:
+                        do(os.fsync, file)
+                        os.close(file)
+                    # In the place of a file without a whole change, if there is one.
+                    file = do(
+                        os.open, self.path / f"{number + 1:016d}-{entry:08d}.log", _NEW, 0o600
+                    )
+                    do(_sync_folder, self.path)
                 elif entry is not None:
-                    self._until_done(tell, partial(_write_frame, file, entry))
+                    do(_write_frame, file, entry)
                     number += 1
             if number > before:
-                sync_at_s = min(sync_at_s, time.monotonic() + _SYNC_S)
                 tell(self._note_commit, number)
-            if file >= 0 and (not is_open or time.monotonic() >= sync_at_s):
-                self._until_done(tell, partial(os.fsync, file))
-                sync_at_s = float("inf")
-        if file >= 0:
-            os.close(file)
+            if not is_open or time.monotonic() >= sync_at_s:
+                do(os.fsync, file)
+                sync_at_s = time.monotonic() + _SYNC_S
+        os.close(file)
 
-    def _until_done(self, tell: Callable[..., object], do: Callable[[], Any]) -> Any:
-        """Call `do` until the disk lets it succeed."""
+    def _until_done(
+        self, tell: Callable[..., object], do: Callable[..., Any], *arguments: Any
+    ) -> Any:
+        """Call `do` until the disk lets it succeed, or the log is closed."""
         while True:
             try:
-                return do()
+                return do(*arguments)
             except FileNotFoundError:
                 raise
             except OSError as error:
                 tell(self._note_error, str(error))
                 if self._closing.wait(self._retry_s):
-                    raise _ClosedError from error
+                    raise
 
     def _note_error(self, error: str) -> None:
-        if not self.is_unwritable:
+        was_unwritable, self.is_unwritable = self.is_unwritable, True
+        if not was_unwritable:
             text = (
                 f"{self.path}: {error}; nothing is lost: no work is granted and no submission is"
                 f" answered until it is written; the next attempts follow every {self._retry_s:g} s"
             )
-            self._events.append((DISK_FULL, text))
-        self.is_unwritable = True
+            self._event("DiskFull", text)
 
     def _note_commit(self, number: int) -> None:
-        if self.is_unwritable:
-            self.is_unwritable = False
-            self._events.append(("DiskHasRoom", f"{self.path} is written again"))
         self._committed = number
         while self._waiting and self._waiting[0][0] <= number:
             _, written = self._waiting.popleft()
             if not written.done():
                 written.set_result(None)
+        if self.is_unwritable:
+            self.is_unwritable = False
+            self._event("DiskHasRoom", f"{self.path} is written again")
 
     def _note_failure(self, error: Exception) -> None:
         self._failure = error
@@ -380,51 +364,36 @@ def _files(folder: Path) -> list[_File]:
     )
 
 
-def _frames(path: Path) -> Iterator[bytes | None]:
-    """Yield the changes of a file, None for a damaged one, up to the last that is not torn."""
+def _frames(path: Path) -> Iterator[bytes | str]:
+    """Yield the changes of a file, or what is wrong with one, up to the last that is not torn."""
     with path.open("rb") as file:
         left = os.fstat(file.fileno()).st_size
         while left >= _HEAD.size:
             size, complement, checksum = _HEAD.unpack(file.read(_HEAD.size))
             if size ^ complement != _ALL_BITS:
-                raise _DamagedHeadError
+                yield _UNENDING
+                return
             left -= _HEAD.size + size
             if left >= 0:
                 data = file.read(size)
-                yield data if xxhash.xxh3_64_intdigest(data) == checksum else None
+                is_whole = xxhash.xxh3_64_intdigest(data) == checksum
+                yield data if is_whole else "differs from its checksum"
 
 
-def _begin(path: Path, before: int) -> int:
-    """Create a file, in the place of one without a whole change; return its descriptor.
-
-    before: descriptor of the file before it, which is closed; negative for none.
-    """
-    file = os.open(path, os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_WRONLY, 0o600)
+def _sync_folder(path: Path) -> None:
+    folder = os.open(path, os.O_RDONLY)
     try:
-        folder = os.open(path.parent, os.O_RDONLY)
         os.fsync(folder)
+    finally:
         os.close(folder)
-        if before >= 0:
-            os.fsync(before)
-    except OSError:
-        os.close(file)
-        raise
-    if before >= 0:
-        os.close(before)
-    return file
 
 
 def _write_frame(file: int, data: bytes) -> None:
     """Append a change, all of it or nothing."""
     head = _HEAD.pack(len(data), len(data) ^ _ALL_BITS, xxhash.xxh3_64_intdigest(data))
     end = os.fstat(file).st_size
-    written = 0
-    try:
-        written = os.writev(file, [head, data])
-    finally:
-        if written < len(head) + len(data):
-            os.ftruncate(file, end)
-    if written < len(head) + len(data):
+    if os.writev(file, [head, data]) < len(head) + len(data):
+        os.ftruncate(file, end)
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 

@@ -14,6 +14,7 @@ from vcpo.judgement import no_update_notice, skip_cause
 from vcpo.records.step_record import StepRecord
 from vcpo_learner.clock import Clock
 from vcpo_learner.ledger.lease import Lease
+from vcpo_learner.troubles import is_told
 
 _LOGGER = logging.getLogger(__name__)
 LINE_PERIOD_S: Final = 30.0
@@ -24,11 +25,6 @@ _LOGGED: Final = (
     "tokens_per_s",
 )
 """Numbers of the record that are fields of its log line."""
-_SKIP_EVENTS = 3
-"""Skipped steps in a row that get an event each; after them the tenth, hundredth and so on do."""
-
-_FAR_EVENTS = 3
-"""Steps with far rewards that get an event each; after them the tenth, hundredth and so on do."""
 _NAMED_REWARDS = 4
 """Far rewards that an event names."""
 
@@ -48,8 +44,6 @@ class StepLog:
         self._rate_factor = 1.0
         self._rollbacks = 0
         self._is_calibration_stale = False
-        self._far_steps = 0
-        """Steps with rewards that are far from the others."""
 
     def resume(self, warning_level: WarningLevel, *, rate_factor: float, rollbacks: int) -> None:
         """Take the health of a checkpoint as reported: it is no news of the next step.
@@ -71,12 +65,11 @@ class StepLog:
         """
         if record.skipped is not None:
             number = record.skipped_steps
-            if number <= _SKIP_EVENTS:
+            if notice := is_told(number) and no_update_notice(number, record.skipped):
+                yield "NoUpdate", notice
+            elif is_told(number):
                 detail = f" ({skip_detail})" if skip_detail else ""
                 yield "StepSkipped", f"step {record.step}: {skip_cause(record.skipped)}{detail}"
-            notice = no_update_notice(number, record.skipped)
-            if notice and _is_power_of_ten(number):
-                yield "NoUpdate", notice
         if record.warning_level != self._warning_level:
             self._warning_level = record.warning_level
             text = f"step {record.step}: {record.warning_level} (score {record.warning_score:.2f})"
@@ -95,34 +88,6 @@ class StepLog:
             self._is_calibration_stale = is_stale
             yield _calibration_event(record, is_stale=is_stale)
 
-    def far_rewards(
-        self, step: int, groups: Sequence[Lease], limits: tuple[float, float] | None
-    ) -> Iterator[tuple[str, str]]:
-        """Yield an event if rewards of a step are far from the others; of many steps, few do.
-
-        limits: smallest and largest reward that are not far; None if unknown.
-        """
-        low, high = limits or (-math.inf, math.inf)
-        far = [
-            f"{one.reward:g} from worker {one.worker_id or group.worker_id} for prompt"
-            f" {group.prompt_index}"
-            for group in groups
-            for one in group.trajectories
-            if not low <= one.reward <= high
-        ]
-        if not far:
-            return
-        self._far_steps += 1
-        if self._far_steps > _FAR_EVENTS and not _is_power_of_ten(self._far_steps):
-            return
-        more = f" and {len(far) - _NAMED_REWARDS} more" if len(far) > _NAMED_REWARDS else ""
-        message = (
-            f"step {step}: {', '.join(far[:_NAMED_REWARDS])}{more}, far from the rewards before"
-            f" (limits {low:g} and {high:g}). A few of them make no collapse, but they are trained"
-            " on: look at the environment, or refuse them by environment.maxAbsoluteReward"
-        )
-        yield "RewardsFar", message
-
     def _has_all_responses(self, record: StepRecord) -> bool:
         batch = record.consumed // record.step
         return record.consumed + record.buffered >= self._total_steps * batch
@@ -137,8 +102,29 @@ class StepLog:
             _LOGGER.info("%s", line, extra={name: getattr(record, name) for name in _LOGGED})
 
 
-def _is_power_of_ten(number: int) -> bool:
-    return str(number).rstrip("0") == "1"
+def far_rewards(
+    step: int, groups: Sequence[Lease], limits: tuple[float, float] | None
+) -> str | None:
+    """Return what to tell of rewards that are far from the others; None if none is.
+
+    limits: smallest and largest reward that are not far; None if unknown.
+    """
+    low, high = limits or (-math.inf, math.inf)
+    far = [
+        f"{one.reward:g} from worker {one.worker_id or group.worker_id} for prompt"
+        f" {group.prompt_index}"
+        for group in groups
+        for one in group.trajectories
+        if not low <= one.reward <= high
+    ]
+    if not far:
+        return None
+    more = f" and {len(far) - _NAMED_REWARDS} more" if len(far) > _NAMED_REWARDS else ""
+    return (
+        f"step {step}: {', '.join(far[:_NAMED_REWARDS])}{more}, far from the rewards before"
+        f" (limits {low:g} and {high:g}). A few of them make no collapse, but they are trained"
+        " on: look at the environment, or refuse them by environment.maxAbsoluteReward"
+    )
 
 
 def _step_in_words(record: StepRecord) -> str:

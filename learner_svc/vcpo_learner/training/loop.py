@@ -41,7 +41,7 @@ from vcpo_learner.model.published_state import PublishedState
 from vcpo_learner.telemetry.gauges import LearnerGauges
 from vcpo_learner.telemetry.run_records import RunRecords
 from vcpo_learner.telemetry.signals import SignalWindow
-from vcpo_learner.telemetry.step_log import StepLog
+from vcpo_learner.telemetry.step_log import StepLog, far_rewards
 from vcpo_learner.telemetry.streaks import streak_fields, window_fields
 from vcpo_learner.training.batches import batch_fields, evaluation_samples, step_samples
 from vcpo_learner.training.mismatch_watch import MismatchWatch
@@ -146,7 +146,7 @@ class TrainingLoop:
             gauges=self.gauges,
         )
         self.mismatch = MismatchWatch(
-            spec=spec, dispatcher=self.dispatcher, signals=self.signals, records=self.records
+            spec=spec, dispatcher=self.dispatcher, signals=self.signals, troubles=self.troubles
         )
 
     def require_unused(self) -> None:
@@ -189,10 +189,6 @@ class TrainingLoop:
             await self.saver.join()
         await self._finish(drain_s)
         return self.dispatcher.phase
-
-    def report_log(self) -> None:
-        for kind, message in self.log.take_events():
-            self.event(kind, message)
 
     def event(self, kind: str, message: str) -> None:
         self.records.event(kind, message)
@@ -255,8 +251,8 @@ class TrainingLoop:
             record, result.skip_detail, next_backoff=next_backoff
         ):
             self.event(kind, message)
-        for kind, message in self.step_log.far_rewards(record.step, groups, result.reward_limits):
-            self.event(kind, message)
+        if far := far_rewards(record.step, groups, result.reward_limits):
+            self.troubles.tell("RewardsFar", far)
         self.step_log.log_if_due(record)
         await self._between_steps(record.step, is_rolled_back=is_rolled_back)
         return True

@@ -11,8 +11,8 @@ from vcpo.algo.health.mismatch_review import MismatchError, MismatchReview
 from vcpo.api import VCPORunSpec
 from vcpo.records.reasons import SetAsideCause
 from vcpo_learner.ledger.dispatcher import Dispatcher
-from vcpo_learner.telemetry.run_records import RunRecords
 from vcpo_learner.telemetry.signals import SignalWindow
+from vcpo_learner.troubles import Troubles
 from vcpo_learner.update.result import UpdateResult
 
 _NAMED_WORKERS: Final = 8
@@ -34,7 +34,7 @@ class MismatchWatch:
     spec: VCPORunSpec
     dispatcher: Dispatcher
     signals: SignalWindow
-    records: RunRecords
+    troubles: Troubles
     _agrees: bool | None = None
     """What the last reading said; None before the first."""
     _engines: dict[str, str] = field(default_factory=dict)
@@ -57,19 +57,19 @@ class MismatchWatch:
             f"{review.message}. If the gap is intended, raise `learner.maxMismatchNats` above it"
         )
         if review.is_exceeded and agreed is None:
-            self.records.event("SelfCheckFailed", message)
+            self.troubles.tell("SelfCheckFailed", message)
             raise MismatchError(message)
         if agreed is None:
-            self.records.event(
+            self.troubles.tell(
                 "SelfCheck",
                 f"workers and learner differ by {review.gap_nats:.2g} nats per token; at most"
                 f" {review.limit_nats:.2g} is expected",
             )
         elif agreed and review.is_exceeded:
-            self.records.event("EnginesDisagree", message)
+            self.troubles.tell("EnginesDisagree", message)
         elif not agreed and not review.is_exceeded:
             gap = f"{review.gap_nats:.2g}"
-            self.records.event("EnginesAgree", f"workers and learner differ by {gap} nats again")
+            self.troubles.tell("EnginesAgree", f"workers and learner differ by {gap} nats again")
         self.signals.mismatch = review.message if review.is_exceeded else ""
 
     def record(self, review: MismatchReview) -> dict[str, Any]:

