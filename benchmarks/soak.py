@@ -60,10 +60,9 @@ from vcpo.wire.weights import delta_name, full_set_name
 from vcpo_learner.ledger.dispatcher import Dispatcher
 from vcpo_learner.ledger.ledger import TrajectoryLedger
 from vcpo_learner.ledger.redo_log import RedoLog
-from vcpo_learner.ledger.worker_registry import WorkerRegistry
-from vcpo_learner.services.bounds import ResponseBounds
+from vcpo_learner.ledger.workers import WorkerRegistry
 from vcpo_learner.services.control import ControlService
-from vcpo_learner.services.work import PolicyService, WorkService
+from vcpo_learner.services.work import PolicyService, ResponseBounds, WorkService
 from vcpo_learner.telemetry.signals import SignalWindow
 from vcpo_learner.troubles import Troubles
 from vcpo_learner.weights.store import PolicyStore, VersionFolder

@@ -49,9 +49,13 @@ from vcpo.algo.ess.verdict import judge_step
 from vcpo.algo.methods import Method
 from vcpo.api.algorithm import Algorithm
 from vcpo.wire.trajectory import FinishReason, Trajectory, VersionSpan
-from vcpo_learner.update.batch_decision import BatchSummary, batch_ess_unit, decide_step
-from vcpo_learner.update.batch_statistics import batch_moments
+from vcpo_learner.update.batch_decision import (
+    batch_ess_unit,
+    batch_moments,
+    decide_step,
+)
 from vcpo_learner.update.fresh_tokens import fresh_blocks, wanted_fresh_tokens
+from vcpo_learner.update.result import BatchSummary
 
 LAST_MISMATCH = 6.5e-4
 """Nats^2 per token at the end, typical of bfloat16."""

@@ -61,9 +61,8 @@ from vcpo_learner.ledger.admission import WorkRequest
 from vcpo_learner.ledger.dispatcher import Dispatcher
 from vcpo_learner.ledger.ledger import TrajectoryLedger
 from vcpo_learner.ledger.redo_log import RedoLog
-from vcpo_learner.ledger.worker_registry import WorkerRegistry
-from vcpo_learner.services.bounds import ResponseBounds
-from vcpo_learner.services.work import WorkService
+from vcpo_learner.ledger.workers import WorkerRegistry
+from vcpo_learner.services.work import ResponseBounds, WorkService
 from vcpo_learner.troubles import Troubles
 from vcpo_operator.cluster_api.run_secrets import new_certificates
 from vcpo_rollout.transport.learner_client import LearnerClient

@@ -43,17 +43,15 @@ from vcpo.wire.v1 import (
 )
 from vcpo_learner.forward.router_replay import router_layout
 from vcpo_learner.ledger.dispatcher import Dispatcher
-from vcpo_learner.ledger.failure_watch import TooManyFailuresError
 from vcpo_learner.ledger.ledger import AccountingError, TrajectoryLedger
 from vcpo_learner.ledger.redo_log import RedoLog
-from vcpo_learner.ledger.worker_registry import WorkerRegistry
+from vcpo_learner.ledger.workers import TooManyFailuresError, WorkerRegistry
 from vcpo_learner.model.published_state import PublishedState
 from vcpo_learner.options import Options
 from vcpo_learner.prompts.selection import prompt_source
 from vcpo_learner.ranks.environment import RankEnvironment
-from vcpo_learner.services.bounds import ResponseBounds
 from vcpo_learner.services.control import ControlService
-from vcpo_learner.services.work import PolicyService, WorkService
+from vcpo_learner.services.work import PolicyService, ResponseBounds, WorkService
 from vcpo_learner.telemetry.gauges import LearnerGauges
 from vcpo_learner.telemetry.run_records import RunRecords
 from vcpo_learner.telemetry.signals import SignalWindow

@@ -19,16 +19,15 @@ from vcpo.wire.phase import RunPhase
 from vcpo.wire.trajectory import PartialResponse, Trajectory
 from vcpo.wire.v1 import work_pb2
 from vcpo.wire.versions import step_of, version_of
-from vcpo_learner.change_notifier import ChangeNotifier
 from vcpo_learner.clock import Clock
+from vcpo_learner.event_loop import ChangeNotifier
 from vcpo_learner.ledger.admission import Admission, WorkRequest
 from vcpo_learner.ledger.evaluation import EvaluationResult, EvaluationRound
-from vcpo_learner.ledger.failure_watch import FailureWatch
 from vcpo_learner.ledger.lag_limit import LagLimit
 from vcpo_learner.ledger.lease import Lease, SubmitOutcome
 from vcpo_learner.ledger.lease_book import LeaseBook
 from vcpo_learner.ledger.ledger import TrajectoryLedger
-from vcpo_learner.ledger.worker_registry import WorkerRegistry
+from vcpo_learner.ledger.workers import FailureWatch, WorkerRegistry
 from vcpo_learner.troubles import Troubles
 
 _POLL_S = 1.0

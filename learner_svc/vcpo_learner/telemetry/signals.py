@@ -16,7 +16,7 @@ from vcpo.wire.phase import phase_to_message
 from vcpo.wire.v1 import control_pb2
 from vcpo_learner.clock import Clock
 from vcpo_learner.ledger.dispatcher import Dispatcher
-from vcpo_learner.ledger.worker_registry import SetAsideWorker
+from vcpo_learner.ledger.workers import SetAsideWorker
 
 _RECENT_S = 600.0
 """A worker that was set aside is told for so long; its replacement has started by then."""

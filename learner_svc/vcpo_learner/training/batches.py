@@ -22,7 +22,7 @@ from vcpo.records.samples import (
 from vcpo.wire.limits import MAX_REWARD_PARTS
 from vcpo.wire.trajectory import FinishReason, Trajectory
 from vcpo_learner.ledger.lease import Lease
-from vcpo_learner.update.batch_statistics import tokens_by_lag
+from vcpo_learner.update.batch_decision import tokens_by_lag
 
 
 def batch_fields(groups: Sequence[Lease], policy_version: int) -> dict[str, Any]:

@@ -32,10 +32,11 @@ from vcpo.wire.phase import RunPhase
 from vcpo.wire.trajectory import Trajectory
 from vcpo.wire.versions import step_of
 from vcpo_learner.clock import Clock
+from vcpo_learner.event_loop import TensorThread
 from vcpo_learner.ledger.dispatcher import Dispatcher
-from vcpo_learner.ledger.failure_watch import TooManyFailuresError
 from vcpo_learner.ledger.lease import Lease
 from vcpo_learner.ledger.redo_log import RedoLog
+from vcpo_learner.ledger.workers import TooManyFailuresError
 from vcpo_learner.model.model_folder import ModelExport
 from vcpo_learner.model.published_state import PublishedState
 from vcpo_learner.telemetry.gauges import LearnerGauges
@@ -50,7 +51,6 @@ from vcpo_learner.training.publication import Publication
 from vcpo_learner.training.recovery import Recovery
 from vcpo_learner.training.rollback import Rollback
 from vcpo_learner.training.saving import RunSaver
-from vcpo_learner.training.tensor_thread import TensorThread
 from vcpo_learner.troubles import Answer, Trouble, Troubles
 from vcpo_learner.update.policy_update import PolicyUpdate
 from vcpo_learner.update.result import PendingStep, UpdateResult

@@ -24,12 +24,12 @@ from vcpo.api.workloads import Precision
 from vcpo.metrics.label_values import Stage
 from vcpo.wire.deltas import ChangedElements
 from vcpo.wire.v1 import policy_pb2
+from vcpo_learner.event_loop import TensorThread
 from vcpo_learner.ledger.dispatcher import Dispatcher
 from vcpo_learner.model.published_state import PublishedState
 from vcpo_learner.ranks.commands import Commands
 from vcpo_learner.ranks.ranks import LostRankError, Ranks
 from vcpo_learner.telemetry.gauges import LearnerGauges
-from vcpo_learner.training.tensor_thread import TensorThread
 from vcpo_learner.weight_server.process import WeightServer
 from vcpo_learner.weights.store import PolicyStore
 

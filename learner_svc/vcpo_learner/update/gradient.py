@@ -51,20 +51,19 @@ from vcpo_learner.ranks.sharded_sums import ShardedGradient
 from vcpo_learner.ranks.sharding import release
 from vcpo_learner.schedule.token_budget import budget_on_ranks
 from vcpo_learner.update.batch_decision import (
-    BatchSummary,
     may_have_advantage,
     split_groups,
+    token_sums,
 )
-from vcpo_learner.update.batch_statistics import token_sums
 from vcpo_learner.update.fresh_tokens import fresh_blocks
 from vcpo_learner.update.micro_batches import (
     GroupMicroStep,
     MicroBatchRunner,
+    OpenGroups,
     backward,
     mesh_place,
 )
-from vcpo_learner.update.open_groups import OpenGroups
-from vcpo_learner.update.result import BatchGradient, Graph, ScoredBatch, UpdateTimes
+from vcpo_learner.update.result import BatchGradient, BatchSummary, Graph, ScoredBatch, UpdateTimes
 from vcpo_learner.update.token_inputs import TokenInputs
 
 

@@ -57,22 +57,20 @@ from vcpo_learner.ranks.sharding import recover, release
 from vcpo_learner.update.batch_decision import (
     StepDecision,
     batch_ess_unit,
-    decide_step,
-    on_policy_ess_ratio,
-    on_policy_weight,
-)
-from vcpo_learner.update.batch_statistics import (
     batch_moments,
     clamped_exp,
+    decide_step,
     diagnostics,
     ess_by_lag,
     mean_surprisal,
+    on_policy_ess_ratio,
+    on_policy_weight,
     response_tokens_mean,
     rewards_of,
     tokens_by_lag,
 )
+from vcpo_learner.update.fresh_tokens import Mismatch
 from vcpo_learner.update.gradient import GradientAccumulation
-from vcpo_learner.update.mismatch import Mismatch
 from vcpo_learner.update.replay import replay_buffer
 from vcpo_learner.update.result import BatchGradient, PendingStep, UpdateResult, UpdateTimes
 from vcpo_learner.update.run_health import RunHealth

@@ -16,7 +16,6 @@ from vcpo.records.step_record import UpdateRecord
 from vcpo.wire.trajectory import Trajectory
 from vcpo_learner.estimator.record import BatchRecord
 from vcpo_learner.forward.token_batch import BatchTokens, TokenBatch
-from vcpo_learner.update.batch_decision import BatchSummary
 
 
 @dataclass(slots=True, kw_only=True)
@@ -67,6 +66,23 @@ class UpdateResult(UpdateRecord):
     """Bytes of the device after the update; None on a CPU."""
     skip_detail: str | None = None
     """The number because of which the step was skipped, for people; None when there is none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchSummary:
+    """What the decision needs to know of a batch; [B] numbers, the groups one after another."""
+
+    group_sizes: Sequence[int]
+    """[num_groups]"""
+    num_tokens: Sequence[int]
+    """Trained tokens of each trajectory, at least 1."""
+    rewards: Sequence[float]
+    """Finite; the rewards that the baseline is computed from."""
+    log_weights: Sequence[float]
+    """Log importance weights, nats, untruncated."""
+    squared_norms: Sequence[float]
+    """Squared norm of each trajectory's contribution to the gradient, for an advantage of 1; 0 if
+    it was not measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

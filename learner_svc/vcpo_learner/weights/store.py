@@ -34,8 +34,8 @@ from vcpo.wire.deltas import ChangedElements, elements_of, encode_delta, write_c
 from vcpo.wire.errors import NotFoundError
 from vcpo.wire.v1 import policy_pb2
 from vcpo.wire.weights import delta_name, full_set_name, manifest_of
-from vcpo_learner.change_notifier import ChangeNotifier
 from vcpo_learner.clock import Clock
+from vcpo_learner.event_loop import ChangeNotifier
 
 _LOGGER = logging.getLogger(__name__)
 _SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - what is below belongs to this user alone

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from tests.fixtures.learner.dispatcher import DispatcherFixture, dispatcher_fixture, work_request
 from vcpo.records.reasons import SetAsideCause
 from vcpo.wire.failures import Failure, FailureCause
-from vcpo_learner.ledger.failure_watch import TooManyFailuresError
 from vcpo_learner.ledger.lease import Lease
+from vcpo_learner.ledger.workers import TooManyFailuresError
 
 NO_DEVICE = Failure(cause=FailureCause.ENGINE, message="the device is gone")
 NO_ANSWER = Failure(

@@ -27,11 +27,12 @@ from vcpo.wire.trajectory import FinishReason, prompt_checksum
 from vcpo_learner.ledger import lease_book
 from vcpo_learner.ledger import ledger as ledger_module
 from vcpo_learner.ledger.admission import WorkRequest
-from vcpo_learner.ledger.failure_watch import FailureWatch, TooManyFailuresError
 from vcpo_learner.ledger.lease import Lease
 from vcpo_learner.ledger.lease_book import LeaseBook
-from vcpo_learner.ledger.worker_registry import (
+from vcpo_learner.ledger.workers import (
     WORKER_LOST_AFTER_S,
+    FailureWatch,
+    TooManyFailuresError,
     WorkerRegistry,
 )
 from vcpo_learner.troubles import Troubles

@@ -9,7 +9,7 @@ from vcpo.metrics import LearnerMetrics
 from vcpo.metrics.label_values import Stage, WeightForm
 from vcpo.metrics.step_gauges import GAUGES
 from vcpo.wire.phase import RunPhase
-from vcpo_learner.ledger.worker_registry import WORKER_LOST_AFTER_S
+from vcpo_learner.ledger.workers import WORKER_LOST_AFTER_S
 from vcpo_learner.telemetry.gauges import LearnerGauges
 
 

@@ -17,9 +17,9 @@ from vcpo.records.samples import read_answers, read_samples, sampled_steps
 from vcpo.wire.failures import Failure, FailureCause
 from vcpo.wire.phase import RunPhase
 from vcpo.wire.trajectory import FinishReason
-from vcpo_learner.ledger.failure_watch import TooManyFailuresError
 from vcpo_learner.ledger.lease import Lease
 from vcpo_learner.ledger.redo_log import RedoLog
+from vcpo_learner.ledger.workers import TooManyFailuresError
 from vcpo_learner.training.batches import LagStatistics, batch_fields, lag_statistics
 
 

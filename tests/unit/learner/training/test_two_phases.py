@@ -22,6 +22,7 @@ from vcpo.api.workloads import Precision
 from vcpo.metrics import RolloutMetrics
 from vcpo.wire.server import WireServer
 from vcpo.wire.v1 import policy_pb2, policy_pb2_grpc
+from vcpo_learner.event_loop import TensorThread
 from vcpo_learner.follower import _follow
 from vcpo_learner.model.published_state import PublishedState, own_rows
 from vcpo_learner.ranks.commands import Commands
@@ -32,7 +33,6 @@ from vcpo_learner.services.work import PolicyService
 from vcpo_learner.training import publication as publication_module
 from vcpo_learner.training.policy_on_ranks import PolicyOnRanks
 from vcpo_learner.training.publication import Publication
-from vcpo_learner.training.tensor_thread import TensorThread
 from vcpo_learner.weights.store import PolicyStore, VersionFolder
 from vcpo_rollout.engines.payload_tensors import tensors_of
 from vcpo_rollout.gauges import RolloutGauges

@@ -11,13 +11,13 @@ from vcpo.algo.ess.verdict import RefusalReason
 from vcpo.api.algorithm import Algorithm
 from vcpo_learner.estimator.loss import trajectory_advantages
 from vcpo_learner.update.batch_decision import (
-    BatchSummary,
     batch_ess_unit,
+    batch_moments,
     decide_step,
     may_have_advantage,
     on_policy_weight,
 )
-from vcpo_learner.update.batch_statistics import batch_moments
+from vcpo_learner.update.result import BatchSummary
 
 UNCALIBRATED = MismatchCalibration()
 

@@ -38,11 +38,17 @@ from vcpo_learner.output_head.logit_tiles import TiledLogits
 from vcpo_learner.per_sample_gradients import factors
 from vcpo_learner.schedule.micro_steps import MeshPlace
 from vcpo_learner.schedule.token_budget import MemoryBudget
-from vcpo_learner.update.batch_decision import BatchSummary, batch_ess_unit, decide_step
-from vcpo_learner.update.batch_statistics import batch_moments, block_moments, token_sums
+from vcpo_learner.update.batch_decision import (
+    batch_ess_unit,
+    batch_moments,
+    block_moments,
+    decide_step,
+    token_sums,
+)
 from vcpo_learner.update.fresh_tokens import fresh_blocks
 from vcpo_learner.update.micro_batches import MicroBatchRunner
 from vcpo_learner.update.policy_update import PolicyUpdate
+from vcpo_learner.update.result import BatchSummary
 from vcpo_learner.update.run_health import RunHealth
 from vcpo_learner.update.token_inputs import LEARNING_RATE, Critic
 

@@ -9,7 +9,7 @@ import pytest
 from tests.fixtures.learner.dispatcher import dispatcher_fixture, work_request
 from tests.fixtures.rollout.worker import FakeEngine, eventually, learner_fixture, run_in_task
 from vcpo.wire.failures import Failure, FailureCause
-from vcpo_learner.ledger.failure_watch import TooManyFailuresError
+from vcpo_learner.ledger.workers import TooManyFailuresError
 from vcpo_rollout.engines.limits import RequestLimits
 from vcpo_rollout.environments.environment import Prompt
 
