@@ -43,14 +43,6 @@ def test_a_prompt_that_does_not_fit_a_worker_is_shared_between_leases(make_round
     assert sizes == [(0, 2), (0, 1), (1, 2), (1, 1)]
 
 
-def test_a_round_is_done_when_every_prompt_has_its_responses(make_round):
-    round_ = make_round()
-    for lease in grant(round_, 2):
-        assert not round_.done
-        round_.submit(lease.lease_id, make_trajectories(lease))
-    assert round_.done
-
-
 def test_the_result_is_the_mean_reward_and_the_range_of_versions(make_round):
     round_ = make_round()
     first, second = grant(round_, 2)
@@ -119,11 +111,3 @@ def test_a_worker_releases_only_its_own_leases(make_round):
     (other,) = grant(round_, 1, worker="other")
     assert round_.release("mine", [other.lease_id]) == 0
     assert round_.release("mine", [mine.lease_id]) == 1
-
-
-def test_a_round_tells_its_own_leases_from_those_of_training(make_round):
-    round_ = make_round()
-    (lease,) = grant(round_, 1)
-    assert round_.leases.has_issued(lease.lease_id)
-    assert not round_.leases.has_issued("train-now-0")
-    assert not round_.leases.has_issued("evaluation-now-70-0")

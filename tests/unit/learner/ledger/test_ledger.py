@@ -269,13 +269,6 @@ def test_a_lost_worker_is_no_longer_listed(registry, clock):
     assert names(registry) == []
 
 
-def test_a_sign_of_life_keeps_a_worker_listed(registry, clock):
-    clock.advance(WORKER_LOST_AFTER_S)
-    assert registry.record_contact("first")
-    clock.advance(WORKER_LOST_AFTER_S)
-    assert names(registry) == ["first"]
-
-
 def test_a_deregistered_worker_counts_again_only_after_its_next_request(registry):
     registry.deregister("first")
     assert not registry.record_contact("first")
@@ -296,13 +289,6 @@ def test_accepted_trajectories_add_up_while_a_worker_makes_requests(registry):
     registry.record_request("first", "main", 4)
     registry.record_contact("first", num_accepted=2)
     assert [worker.accepted_trajectories for worker in registry.workers()] == [5]
-
-
-def test_a_request_is_given_up_with_the_next_one(registry):
-    request_number = registry.record_request("first", "main", 3)
-    assert registry.record_contact("first", request_number=request_number)
-    assert registry.record_request("first", "main", 3) == request_number + 1
-    assert not registry.record_contact("first", request_number=request_number)
 
 
 def test_another_process_of_a_name_begins_anew(registry):
