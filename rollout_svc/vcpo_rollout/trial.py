@@ -338,19 +338,19 @@ async def try_run(
         messages.write(message_line(message))
         messages.flush()
 
-    async def try_prompt(index: int) -> None:
+    async def try_prompt(index: int) -> TrialMessage:
         try:
             responses = await generator.generate(_lease(spec, index), asyncio.Event())
         except (EngineError, EnvironmentFailedError) as error:
-            write(FailedPrompt(prompt_index=index, why=str(error)))
-        else:
-            found = _samples(index, responses, sampler.codec, shows_tokens=shows_tokens)
-            write(AnsweredPrompt(samples=found))
+            return FailedPrompt(prompt_index=index, why=str(error))
+        found = _samples(index, responses, sampler.codec, shows_tokens=shows_tokens)
+        return AnsweredPrompt(samples=found)
 
     started_s = time.monotonic()
     async with asyncio.TaskGroup() as prompts:
-        for index in range(num_prompts):
-            prompts.create_task(try_prompt(index))
+        tasks = [prompts.create_task(try_prompt(index)) for index in range(num_prompts)]
+        for tried in tasks:
+            write(await tried)
     write(TrialEnd(seconds=time.monotonic() - started_s))
     await sampler.engine.close()
 
@@ -411,6 +411,8 @@ def _samples(
     return tuple(
         Sample(
             prompt_index=prompt_index,
+            question=each.question,
+            answer=each.answer,
             prompt=prompt,
             response=text(each.response_token_ids),
             finish_reason=each.finish_reason,

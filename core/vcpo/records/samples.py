@@ -39,6 +39,10 @@ class Sample:
 
     prompt_index: int
     """Number of the prompt in its split."""
+    question: str = ""
+    """What the prompt asks last, without its template; cut at its end if it is long."""
+    answer: str = ""
+    """The right answer; empty if the environment says none."""
     prompt: str
     """The prompt as the model sees it, with the special tokens of its template."""
     response: str

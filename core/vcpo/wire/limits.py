@@ -16,9 +16,11 @@ MAX_PARTIAL_TOKENS = 1 << 20
 MAX_ROUTE_BYTES = 16 << 20
 """Largest size of the experts of one trajectory's tokens; a worker sends none if they take more."""
 MAX_ID_CHARACTERS = 256
+"""Largest number of characters of a worker, lease or trajectory id."""
 MAX_REWARD_PARTS = 16
 """Most parts of a reward."""
-"""Largest number of characters of a worker, lease or trajectory id."""
+MAX_SHOWN_CHARACTERS = 500
+"""Longest question or answer that people see of a prompt."""
 MAX_WAIT_S = 30.0
 """Longest time for which a server may hold a waiting call open."""
 CALL_TIMEOUT_S = 20.0

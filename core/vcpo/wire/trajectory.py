@@ -10,7 +10,12 @@ from enum import StrEnum
 import xxhash
 
 from vcpo.wire.errors import InvalidMessageError, check_id
-from vcpo.wire.limits import MAX_REWARD_PARTS, MAX_ROUTE_BYTES, MAX_TOKENS
+from vcpo.wire.limits import (
+    MAX_REWARD_PARTS,
+    MAX_ROUTE_BYTES,
+    MAX_SHOWN_CHARACTERS,
+    MAX_TOKENS,
+)
 from vcpo.wire.packing import (
     ExpertRoutes,
     PackedTokenIds,
@@ -125,6 +130,9 @@ class Trajectory:
     """The experts that computed the first tokens of prompt and response; None if unknown."""
     reward_parts: Mapping[str, float] = field(default_factory=dict, hash=False)
     """Parts of the reward by name, for people; empty if its environment returned a number alone."""
+    question: str = ""
+    answer: str = ""
+    """What the prompt asks last and its right answer, for people; `shown_text` of each."""
     worker_id: str | None = ""
     """The worker that sampled all of its tokens, as its lease has it; empty where nobody names
     workers. None: several sampled it, because one resumed what another had begun."""
@@ -170,6 +178,11 @@ class Trajectory:
             yield age_steps(span.policy_version, policy_version), span.num_tokens
 
 
+def shown_text(text: str) -> str:
+    """Return the beginning of a text, as every message can hold it."""
+    return text[:MAX_SHOWN_CHARACTERS].encode(errors="replace").decode()
+
+
 def prompt_checksum(prompt_token_ids: Sequence[int]) -> int:
     """Return the checksum of a prompt: xxh3-64 of its packed token ids, never 0."""
     return xxhash.xxh3_64_intdigest(pack_token_ids(prompt_token_ids)) or 1
@@ -197,6 +210,7 @@ def write_trajectory(message: work_pb2.Trajectory, trajectory: Trajectory) -> No
     for inserted in trajectory.inserted_spans:
         message.inserted_spans.add(start=inserted.start, num_tokens=inserted.num_tokens)
     message.reward_parts.update(trajectory.reward_parts)
+    message.question, message.answer = trajectory.question, trajectory.answer
     if (routes := trajectory.expert_routes) is not None:
         message.expert_routes.experts = routes.experts
         message.expert_routes.num_layers = routes.num_layers
@@ -220,6 +234,10 @@ def trajectory_from_message(message: work_pb2.Trajectory, *, path: str) -> Traje
     reason = _FROM_WIRE.get(message.finish_reason)
     if reason is None:
         raise InvalidMessageError(f"{path}.finish_reason", message.finish_reason, "STOP or LENGTH")
+    for name in ("question", "answer"):
+        if (length := len(getattr(message, name))) > MAX_SHOWN_CHARACTERS:
+            most = f"at most {MAX_SHOWN_CHARACTERS} characters"
+            raise InvalidMessageError(f"{path}.{name}", f"{length} characters", most)
     return Trajectory(
         trajectory_id=message.trajectory_id,
         prompt_token_ids=prompt,
@@ -231,6 +249,8 @@ def trajectory_from_message(message: work_pb2.Trajectory, *, path: str) -> Traje
         inserted_spans=inserted,
         expert_routes=_expert_routes(f"{path}.expert_routes", message, len(prompt) + len(response)),
         reward_parts=_reward_parts(f"{path}.reward_parts", message.reward_parts),
+        question=message.question,
+        answer=message.answer,
         worker_id=worker_of(message),
     )
 

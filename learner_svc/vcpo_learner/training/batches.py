@@ -113,6 +113,8 @@ def _sample(
     return Sample(
         step=step,
         prompt_index=prompt_index,
+        question=response.question,
+        answer=response.answer,
         prompt=_shortened_text(response.prompt_token_ids, tokenizer),
         response=_shortened_text(response.response_token_ids, tokenizer),
         finish_reason=response.finish_reason,

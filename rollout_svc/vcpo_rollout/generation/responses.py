@@ -16,6 +16,7 @@ from vcpo.wire.trajectory import (
     Trajectory,
     partial_from_message,
     prompt_checksum,
+    shown_text,
 )
 from vcpo.wire.v1 import work_pb2
 from vcpo_rollout.engines.chat_codec import PromptCodec
@@ -111,13 +112,17 @@ class ResponseGenerator:
         environment = self.environment
         try:
             if isinstance(environment, MultiTurnEnvironment):
-                return await self._generate_turns(lease, environment, prompt, requests, interrupt)
-            return await self._generate_single_turn(lease, prompt, requests, interrupt)
+                made = await self._generate_turns(lease, environment, prompt, requests, interrupt)
+            else:
+                made = await self._generate_single_turn(lease, prompt, requests, interrupt)
         except GroupInterruptedError as error:
             prompt_xxh3 = prompt_checksum(prompt_token_ids)
             raise GroupInterruptedError(
                 [replace(one, prompt_xxh3=prompt_xxh3) for one in error.partial_responses]
             ) from error
+        asked = prompt.messages[-1]["content"] if prompt.messages else prompt.text
+        question, answer = shown_text(asked), shown_text(prompt.answer)
+        return [replace(each, question=question, answer=answer) for each in made]
 
     async def _generate_single_turn(
         self,

@@ -55,8 +55,9 @@ class TestTry:
     def test_the_model_answers_and_what_fails_or_is_printed_is_shown_beside(self, run_file):
         tried = vcpo("try", run_file, "--prompts", 2, "--answers", 2)
         assert tried.exit_code == 0, tried.stderr
-        first, second, third, *lines = tried.stdout.splitlines()
+        first, second, answer, third, *lines = tried.stdout.splitlines()
         assert (first, second) == ("prompt 1, 8 tokens", "    | sort 21=")
+        assert answer == "  answer 12"
         assert third.startswith("  rewards ")
         assert all(line.startswith("  reward ") for line in lines[:2])
         assert lines[3].startswith("answers            4, to 1 prompts, in ")

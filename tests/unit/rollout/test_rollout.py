@@ -132,7 +132,7 @@ async def test_a_prompt_that_fails_is_told_and_the_others_are_answered(tmp_path,
         "from vcpo_rollout.environments import Prompt\n"
         "class Task:\n"
         "    def __init__(self, *, seed): pass\n"
-        "    def prompt(self, split, index): return Prompt(text=f'{index}', answer='')\n"
+        "    def prompt(self, split, index): return Prompt(text=f'{index}', answer='4\\ud800')\n"
         "    def reward(self, prompt, response):\n"
         "        return {'right': 1 / int(prompt.text), 'short': 0.5}\n"
     )
@@ -144,7 +144,8 @@ async def test_a_prompt_that_fails_is_told_and_the_others_are_answered(tmp_path,
     assert "ZeroDivisionError" in failed.why
     assert "failing_task.py:6" in failed.why
     (answered,) = answers_of(told)
-    assert {each.prompt for each in answered.samples} == {"1"}
+    shown = {(each.prompt, each.question, each.answer) for each in answered.samples}
+    assert shown == {("1", "1", "4?")}
     for each in answered.samples:
         assert (each.reward, each.reward_parts) == (1.5, {"right": 1.0, "short": 0.5})
 

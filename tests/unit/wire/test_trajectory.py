@@ -79,6 +79,8 @@ def trajectories(draw: st.DrawFn) -> Trajectory:
                 max_size=16,
             )
         ),
+        question=draw(st.text(max_size=500)),
+        answer=draw(st.text(max_size=500)),
         worker_id=draw(st.none() | st.text(max_size=256)),
     )
 
@@ -284,6 +286,10 @@ def test_the_lowest_logprob_of_a_sampled_token_is_accepted():
         (
             lambda one: one.reward_parts.update({str(each): 1.0 for each in range(17)}),
             "reward_parts: must be at most 16, got '17 parts'",
+        ),
+        (
+            lambda one: setattr(one, "answer", 501 * "4"),
+            "answer: must be at most 500 characters, got '501 characters'",
         ),
         (
             lambda one: one.ClearField("finish_reason"),

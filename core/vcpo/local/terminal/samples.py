@@ -23,6 +23,8 @@ def prompt_lines(sample: Sample) -> Iterator[str]:
     step = f"step {sample.step}, " if sample.step else ""
     yield f"{step}prompt {sample.prompt_index}, {sample.prompt_tokens} tokens"
     yield from _block(sample.prompt)
+    if sample.answer:
+        yield f"  answer {' '.join(printable(sample.answer).split())}"
     rewards = " ".join(map(compact, sample.group_rewards))
     lesson = "teaches" if teaches(sample) else "teaches nothing: they are equal"
     yield f"  rewards {rewards} ({lesson})"
@@ -63,7 +65,7 @@ class TrialFacts:
     response_tokens_mean: float
     response_tokens_max: int
     seconds: float
-    """That it took to generate and to judge the answers."""
+    """That it took to generate and to score the answers."""
     tokens_per_s: float
 
     @classmethod
@@ -106,12 +108,12 @@ class TrialFacts:
         if self.teaching_groups_ratio == 0.0:
             yield (
                 "no group teaches: the rewards within each are equal, so a run would skip its"
-                " steps. Cure: prompts that the model answers right now and then, rewards for parts"
+                " steps. Fix: prompts that the model answers right now and then, rewards for parts"
                 " of an answer, or more batch.trajectoriesPerPrompt"
             )
         if self.cut_responses_ratio >= _MANY:
             yield (
-                f"{self.cut_responses_ratio:.0%} of the answers are cut before they end. Cure: a"
+                f"{self.cut_responses_ratio:.0%} of the answers are cut before they end. Fix: a"
                 " larger sampling.maxNewTokens, sampling.stopStrings, or prompts that ask for less"
             )
 

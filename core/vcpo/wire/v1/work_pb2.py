@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17vcpo/wire/v1/work.proto\x12\x0cvcpo.wire.v1\"\xca\x02\n\x0cLeaseRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x15\n\rrollout_group\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x06 \x01(\t\x12\x1b\n\x13held_policy_version\x18\x03 \x01(\x04\x12\x18\n\x10max_trajectories\x18\x04 \x01(\r\x12\x14\n\x0cwait_seconds\x18\x05 \x01(\x01\x12 \n\x18weight_updates_in_flight\x18\x07 \x01(\x04\x12-\n\x0bheld_leases\x18\x08 \x01(\x0b\x32\x18.vcpo.wire.v1.HeldLeases\x12\x15\n\radapter_swaps\x18\t \x01(\x04\x12\x17\n\x0fmerged_versions\x18\n \x01(\x04\x12\x19\n\x11peak_memory_bytes\x18\x0b \x01(\x04\x12\x12\n\nprocess_id\x18\x0c \x01(\t\"\x1f\n\nHeldLeases\x12\x11\n\tlease_ids\x18\x01 \x03(\t\"x\n\rLeaseResponse\x12#\n\x06leases\x18\x01 \x03(\x0b\x32\x13.vcpo.wire.v1.Lease\x12%\n\x05phase\x18\x02 \x01(\x0e\x32\x16.vcpo.wire.v1.RunPhase\x12\x1b\n\x13retry_after_seconds\x18\x03 \x01(\x01\"\x98\x02\n\x05Lease\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\"\n\x05split\x18\x02 \x01(\x0e\x32\x13.vcpo.wire.v1.Split\x12\x14\n\x0cprompt_index\x18\x03 \x01(\x04\x12\x18\n\x10num_trajectories\x18\x04 \x01(\r\x12(\n\x08sampling\x18\x05 \x01(\x0b\x32\x16.vcpo.wire.v1.Sampling\x12\x1e\n\x16granted_policy_version\x18\x06 \x01(\x04\x12\x17\n\x0ftimeout_seconds\x18\x07 \x01(\x01\x12,\n\x05\x62\x65gun\x18\x08 \x03(\x0b\x32\x1d.vcpo.wire.v1.PartialResponse\x12\x18\n\x10response_numbers\x18\n \x03(\r\"\xf1\x01\n\x0fPartialResponse\x12\x11\n\ttoken_ids\x18\x01 \x01(\x0c\x12\x10\n\x08logprobs\x18\x02 \x01(\x0c\x12\x30\n\rversion_spans\x18\x03 \x03(\x0b\x32\x19.vcpo.wire.v1.VersionSpan\x12\x31\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x1a.vcpo.wire.v1.FinishReason\x12/\n\x0einserted_spans\x18\x05 \x03(\x0b\x32\x17.vcpo.wire.v1.TokenSpan\x12\x13\n\x0bprompt_xxh3\x18\x06 \x01(\x06\x12\x0e\n\x06number\x18\x07 \x01(\r\"S\n\x08Sampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\x16\n\x0emax_new_tokens\x18\x02 \x01(\r\x12\x11\n\x04seed\x18\x03 \x01(\x06H\x00\x88\x01\x01\x42\x07\n\x05_seed\"\x8c\x01\n\rSubmitRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x10\n\x08lease_id\x18\x02 \x01(\t\x12.\n\x0ctrajectories\x18\x03 \x03(\x0b\x32\x18.vcpo.wire.v1.Trajectory\x12&\n\x07\x66\x61ilure\x18\x04 \x01(\x0b\x32\x15.vcpo.wire.v1.Failure\"\xe7\x03\n\nTrajectory\x12\x15\n\rtrajectory_id\x18\x01 \x01(\t\x12\x18\n\x10prompt_token_ids\x18\x02 \x01(\x0c\x12\x1a\n\x12response_token_ids\x18\x03 \x01(\x0c\x12\x18\n\x10rollout_logprobs\x18\x04 \x01(\x0c\x12\x30\n\rversion_spans\x18\x05 \x03(\x0b\x32\x19.vcpo.wire.v1.VersionSpan\x12\x0e\n\x06reward\x18\x06 \x01(\x01\x12\x31\n\rfinish_reason\x18\x07 \x01(\x0e\x32\x1a.vcpo.wire.v1.FinishReason\x12/\n\x0einserted_spans\x18\x08 \x03(\x0b\x32\x17.vcpo.wire.v1.TokenSpan\x12\x31\n\rexpert_routes\x18\t \x01(\x0b\x32\x1a.vcpo.wire.v1.ExpertRoutes\x12\x16\n\tworker_id\x18\n \x01(\tH\x00\x88\x01\x01\x12?\n\x0creward_parts\x18\x0b \x03(\x0b\x32).vcpo.wire.v1.Trajectory.RewardPartsEntry\x1a\x32\n\x10RewardPartsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x0c\n\n_worker_id\"Y\n\x0c\x45xpertRoutes\x12\x0f\n\x07\x65xperts\x18\x01 \x01(\x0c\x12\x12\n\nnum_layers\x18\x02 \x01(\r\x12\x13\n\x0bnum_choices\x18\x03 \x01(\r\x12\x0f\n\x07is_wide\x18\x04 \x01(\x08\".\n\tTokenSpan\x12\r\n\x05start\x18\x01 \x01(\r\x12\x12\n\nnum_tokens\x18\x02 \x01(\r\"S\n\x0bVersionSpan\x12\x16\n\x0epolicy_version\x18\x01 \x01(\x04\x12\x12\n\nnum_tokens\x18\x02 \x01(\r\x12\x18\n\x10key_age_versions\x18\x03 \x01(\x04\"\x98\x01\n\x07\x46\x61ilure\x12\'\n\x04kind\x18\x01 \x01(\x0e\x32\x19.vcpo.wire.v1.FailureKind\x12\x0f\n\x07message\x18\x02 \x01(\t\x12)\n\x05\x63\x61use\x18\x03 \x01(\x0e\x32\x1a.vcpo.wire.v1.FailureCause\x12\x16\n\x0e\x65xception_type\x18\x04 \x01(\t\x12\x10\n\x08location\x18\x05 \x01(\t\"\\\n\x0eSubmitResponse\x12-\n\x08outcomes\x18\x01 \x03(\x0e\x32\x1b.vcpo.wire.v1.SubmitOutcome\x12\x1b\n\x13preempted_lease_ids\x18\x02 \x03(\t\"d\n\x0eReleaseRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x11\n\tlease_ids\x18\x02 \x03(\t\x12,\n\x05\x62\x65gun\x18\x03 \x03(\x0b\x32\x1d.vcpo.wire.v1.PartialResponse\"\'\n\x0fReleaseResponse\x12\x14\n\x0cnum_released\x18\x01 \x01(\r*E\n\x05Split\x12\x15\n\x11SPLIT_UNSPECIFIED\x10\x00\x12\x0f\n\x0bSPLIT_TRAIN\x10\x01\x12\x14\n\x10SPLIT_EVALUATION\x10\x02*\x82\x01\n\x08RunPhase\x12\x19\n\x15RUN_PHASE_UNSPECIFIED\x10\x00\x12\x15\n\x11RUN_PHASE_RUNNING\x10\x01\x12\x16\n\x12RUN_PHASE_DRAINING\x10\x02\x12\x16\n\x12RUN_PHASE_COMPLETE\x10\x03\x12\x14\n\x10RUN_PHASE_FAILED\x10\x04*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02*b\n\x0b\x46\x61ilureKind\x12\x1c\n\x18\x46\x41ILURE_KIND_UNSPECIFIED\x10\x00\x12\x1c\n\x18\x46\x41ILURE_KIND_ENVIRONMENT\x10\x01\x12\x17\n\x13\x46\x41ILURE_KIND_ENGINE\x10\x02*\x9c\x02\n\x0c\x46\x61ilureCause\x12\x1d\n\x19\x46\x41ILURE_CAUSE_UNSPECIFIED\x10\x00\x12\x18\n\x14\x46\x41ILURE_CAUSE_PROMPT\x10\x01\x12\x17\n\x13\x46\x41ILURE_CAUSE_REPLY\x10\x02\x12\x18\n\x14\x46\x41ILURE_CAUSE_REWARD\x10\x03\x12\x16\n\x12\x46\x41ILURE_CAUSE_TYPE\x10\x04\x12\x1c\n\x18\x46\x41ILURE_CAUSE_NON_FINITE\x10\x05\x12\x19\n\x15\x46\x41ILURE_CAUSE_TIMEOUT\x10\x06\x12\x18\n\x14\x46\x41ILURE_CAUSE_ENGINE\x10\x07\x12\x19\n\x15\x46\x41ILURE_CAUSE_REFUSED\x10\x08\x12\x1a\n\x16\x46\x41ILURE_CAUSE_TOO_LONG\x10\t*\x8a\x01\n\rSubmitOutcome\x12\x1e\n\x1aSUBMIT_OUTCOME_UNSPECIFIED\x10\x00\x12\x1b\n\x17SUBMIT_OUTCOME_ACCEPTED\x10\x01\x12\x1c\n\x18SUBMIT_OUTCOME_DUPLICATE\x10\x02\x12\x1e\n\x1aSUBMIT_OUTCOME_LEASE_ENDED\x10\x03\x32\xdc\x01\n\x0bWorkService\x12@\n\x05Lease\x12\x1a.vcpo.wire.v1.LeaseRequest\x1a\x1b.vcpo.wire.v1.LeaseResponse\x12\x43\n\x06Submit\x12\x1b.vcpo.wire.v1.SubmitRequest\x1a\x1c.vcpo.wire.v1.SubmitResponse\x12\x46\n\x07Release\x12\x1c.vcpo.wire.v1.ReleaseRequest\x1a\x1d.vcpo.wire.v1.ReleaseResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17vcpo/wire/v1/work.proto\x12\x0cvcpo.wire.v1\"\xca\x02\n\x0cLeaseRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x15\n\rrollout_group\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x06 \x01(\t\x12\x1b\n\x13held_policy_version\x18\x03 \x01(\x04\x12\x18\n\x10max_trajectories\x18\x04 \x01(\r\x12\x14\n\x0cwait_seconds\x18\x05 \x01(\x01\x12 \n\x18weight_updates_in_flight\x18\x07 \x01(\x04\x12-\n\x0bheld_leases\x18\x08 \x01(\x0b\x32\x18.vcpo.wire.v1.HeldLeases\x12\x15\n\radapter_swaps\x18\t \x01(\x04\x12\x17\n\x0fmerged_versions\x18\n \x01(\x04\x12\x19\n\x11peak_memory_bytes\x18\x0b \x01(\x04\x12\x12\n\nprocess_id\x18\x0c \x01(\t\"\x1f\n\nHeldLeases\x12\x11\n\tlease_ids\x18\x01 \x03(\t\"x\n\rLeaseResponse\x12#\n\x06leases\x18\x01 \x03(\x0b\x32\x13.vcpo.wire.v1.Lease\x12%\n\x05phase\x18\x02 \x01(\x0e\x32\x16.vcpo.wire.v1.RunPhase\x12\x1b\n\x13retry_after_seconds\x18\x03 \x01(\x01\"\x98\x02\n\x05Lease\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\"\n\x05split\x18\x02 \x01(\x0e\x32\x13.vcpo.wire.v1.Split\x12\x14\n\x0cprompt_index\x18\x03 \x01(\x04\x12\x18\n\x10num_trajectories\x18\x04 \x01(\r\x12(\n\x08sampling\x18\x05 \x01(\x0b\x32\x16.vcpo.wire.v1.Sampling\x12\x1e\n\x16granted_policy_version\x18\x06 \x01(\x04\x12\x17\n\x0ftimeout_seconds\x18\x07 \x01(\x01\x12,\n\x05\x62\x65gun\x18\x08 \x03(\x0b\x32\x1d.vcpo.wire.v1.PartialResponse\x12\x18\n\x10response_numbers\x18\n \x03(\r\"\xf1\x01\n\x0fPartialResponse\x12\x11\n\ttoken_ids\x18\x01 \x01(\x0c\x12\x10\n\x08logprobs\x18\x02 \x01(\x0c\x12\x30\n\rversion_spans\x18\x03 \x03(\x0b\x32\x19.vcpo.wire.v1.VersionSpan\x12\x31\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x1a.vcpo.wire.v1.FinishReason\x12/\n\x0einserted_spans\x18\x05 \x03(\x0b\x32\x17.vcpo.wire.v1.TokenSpan\x12\x13\n\x0bprompt_xxh3\x18\x06 \x01(\x06\x12\x0e\n\x06number\x18\x07 \x01(\r\"S\n\x08Sampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\x16\n\x0emax_new_tokens\x18\x02 \x01(\r\x12\x11\n\x04seed\x18\x03 \x01(\x06H\x00\x88\x01\x01\x42\x07\n\x05_seed\"\x8c\x01\n\rSubmitRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x10\n\x08lease_id\x18\x02 \x01(\t\x12.\n\x0ctrajectories\x18\x03 \x03(\x0b\x32\x18.vcpo.wire.v1.Trajectory\x12&\n\x07\x66\x61ilure\x18\x04 \x01(\x0b\x32\x15.vcpo.wire.v1.Failure\"\x89\x04\n\nTrajectory\x12\x15\n\rtrajectory_id\x18\x01 \x01(\t\x12\x18\n\x10prompt_token_ids\x18\x02 \x01(\x0c\x12\x1a\n\x12response_token_ids\x18\x03 \x01(\x0c\x12\x18\n\x10rollout_logprobs\x18\x04 \x01(\x0c\x12\x30\n\rversion_spans\x18\x05 \x03(\x0b\x32\x19.vcpo.wire.v1.VersionSpan\x12\x0e\n\x06reward\x18\x06 \x01(\x01\x12\x31\n\rfinish_reason\x18\x07 \x01(\x0e\x32\x1a.vcpo.wire.v1.FinishReason\x12/\n\x0einserted_spans\x18\x08 \x03(\x0b\x32\x17.vcpo.wire.v1.TokenSpan\x12\x31\n\rexpert_routes\x18\t \x01(\x0b\x32\x1a.vcpo.wire.v1.ExpertRoutes\x12\x16\n\tworker_id\x18\n \x01(\tH\x00\x88\x01\x01\x12?\n\x0creward_parts\x18\x0b \x03(\x0b\x32).vcpo.wire.v1.Trajectory.RewardPartsEntry\x12\x10\n\x08question\x18\x0c \x01(\t\x12\x0e\n\x06\x61nswer\x18\r \x01(\t\x1a\x32\n\x10RewardPartsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x0c\n\n_worker_id\"Y\n\x0c\x45xpertRoutes\x12\x0f\n\x07\x65xperts\x18\x01 \x01(\x0c\x12\x12\n\nnum_layers\x18\x02 \x01(\r\x12\x13\n\x0bnum_choices\x18\x03 \x01(\r\x12\x0f\n\x07is_wide\x18\x04 \x01(\x08\".\n\tTokenSpan\x12\r\n\x05start\x18\x01 \x01(\r\x12\x12\n\nnum_tokens\x18\x02 \x01(\r\"S\n\x0bVersionSpan\x12\x16\n\x0epolicy_version\x18\x01 \x01(\x04\x12\x12\n\nnum_tokens\x18\x02 \x01(\r\x12\x18\n\x10key_age_versions\x18\x03 \x01(\x04\"\x98\x01\n\x07\x46\x61ilure\x12\'\n\x04kind\x18\x01 \x01(\x0e\x32\x19.vcpo.wire.v1.FailureKind\x12\x0f\n\x07message\x18\x02 \x01(\t\x12)\n\x05\x63\x61use\x18\x03 \x01(\x0e\x32\x1a.vcpo.wire.v1.FailureCause\x12\x16\n\x0e\x65xception_type\x18\x04 \x01(\t\x12\x10\n\x08location\x18\x05 \x01(\t\"\\\n\x0eSubmitResponse\x12-\n\x08outcomes\x18\x01 \x03(\x0e\x32\x1b.vcpo.wire.v1.SubmitOutcome\x12\x1b\n\x13preempted_lease_ids\x18\x02 \x03(\t\"d\n\x0eReleaseRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x11\n\tlease_ids\x18\x02 \x03(\t\x12,\n\x05\x62\x65gun\x18\x03 \x03(\x0b\x32\x1d.vcpo.wire.v1.PartialResponse\"\'\n\x0fReleaseResponse\x12\x14\n\x0cnum_released\x18\x01 \x01(\r*E\n\x05Split\x12\x15\n\x11SPLIT_UNSPECIFIED\x10\x00\x12\x0f\n\x0bSPLIT_TRAIN\x10\x01\x12\x14\n\x10SPLIT_EVALUATION\x10\x02*\x82\x01\n\x08RunPhase\x12\x19\n\x15RUN_PHASE_UNSPECIFIED\x10\x00\x12\x15\n\x11RUN_PHASE_RUNNING\x10\x01\x12\x16\n\x12RUN_PHASE_DRAINING\x10\x02\x12\x16\n\x12RUN_PHASE_COMPLETE\x10\x03\x12\x14\n\x10RUN_PHASE_FAILED\x10\x04*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02*b\n\x0b\x46\x61ilureKind\x12\x1c\n\x18\x46\x41ILURE_KIND_UNSPECIFIED\x10\x00\x12\x1c\n\x18\x46\x41ILURE_KIND_ENVIRONMENT\x10\x01\x12\x17\n\x13\x46\x41ILURE_KIND_ENGINE\x10\x02*\x9c\x02\n\x0c\x46\x61ilureCause\x12\x1d\n\x19\x46\x41ILURE_CAUSE_UNSPECIFIED\x10\x00\x12\x18\n\x14\x46\x41ILURE_CAUSE_PROMPT\x10\x01\x12\x17\n\x13\x46\x41ILURE_CAUSE_REPLY\x10\x02\x12\x18\n\x14\x46\x41ILURE_CAUSE_REWARD\x10\x03\x12\x16\n\x12\x46\x41ILURE_CAUSE_TYPE\x10\x04\x12\x1c\n\x18\x46\x41ILURE_CAUSE_NON_FINITE\x10\x05\x12\x19\n\x15\x46\x41ILURE_CAUSE_TIMEOUT\x10\x06\x12\x18\n\x14\x46\x41ILURE_CAUSE_ENGINE\x10\x07\x12\x19\n\x15\x46\x41ILURE_CAUSE_REFUSED\x10\x08\x12\x1a\n\x16\x46\x41ILURE_CAUSE_TOO_LONG\x10\t*\x8a\x01\n\rSubmitOutcome\x12\x1e\n\x1aSUBMIT_OUTCOME_UNSPECIFIED\x10\x00\x12\x1b\n\x17SUBMIT_OUTCOME_ACCEPTED\x10\x01\x12\x1c\n\x18SUBMIT_OUTCOME_DUPLICATE\x10\x02\x12\x1e\n\x1aSUBMIT_OUTCOME_LEASE_ENDED\x10\x03\x32\xdc\x01\n\x0bWorkService\x12@\n\x05Lease\x12\x1a.vcpo.wire.v1.LeaseRequest\x1a\x1b.vcpo.wire.v1.LeaseResponse\x12\x43\n\x06Submit\x12\x1b.vcpo.wire.v1.SubmitRequest\x1a\x1c.vcpo.wire.v1.SubmitResponse\x12\x46\n\x07Release\x12\x1c.vcpo.wire.v1.ReleaseRequest\x1a\x1d.vcpo.wire.v1.ReleaseResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,18 +33,18 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_TRAJECTORY_REWARDPARTSENTRY']._loaded_options = None
   _globals['_TRAJECTORY_REWARDPARTSENTRY']._serialized_options = b'8\001'
-  _globals['_SPLIT']._serialized_start=2390
-  _globals['_SPLIT']._serialized_end=2459
-  _globals['_RUNPHASE']._serialized_start=2462
-  _globals['_RUNPHASE']._serialized_end=2592
-  _globals['_FINISHREASON']._serialized_start=2594
-  _globals['_FINISHREASON']._serialized_end=2689
-  _globals['_FAILUREKIND']._serialized_start=2691
-  _globals['_FAILUREKIND']._serialized_end=2789
-  _globals['_FAILURECAUSE']._serialized_start=2792
-  _globals['_FAILURECAUSE']._serialized_end=3076
-  _globals['_SUBMITOUTCOME']._serialized_start=3079
-  _globals['_SUBMITOUTCOME']._serialized_end=3217
+  _globals['_SPLIT']._serialized_start=2424
+  _globals['_SPLIT']._serialized_end=2493
+  _globals['_RUNPHASE']._serialized_start=2496
+  _globals['_RUNPHASE']._serialized_end=2626
+  _globals['_FINISHREASON']._serialized_start=2628
+  _globals['_FINISHREASON']._serialized_end=2723
+  _globals['_FAILUREKIND']._serialized_start=2725
+  _globals['_FAILUREKIND']._serialized_end=2823
+  _globals['_FAILURECAUSE']._serialized_start=2826
+  _globals['_FAILURECAUSE']._serialized_end=3110
+  _globals['_SUBMITOUTCOME']._serialized_start=3113
+  _globals['_SUBMITOUTCOME']._serialized_end=3251
   _globals['_LEASEREQUEST']._serialized_start=42
   _globals['_LEASEREQUEST']._serialized_end=372
   _globals['_HELDLEASES']._serialized_start=374
@@ -60,23 +60,23 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SUBMITREQUEST']._serialized_start=1142
   _globals['_SUBMITREQUEST']._serialized_end=1282
   _globals['_TRAJECTORY']._serialized_start=1285
-  _globals['_TRAJECTORY']._serialized_end=1772
-  _globals['_TRAJECTORY_REWARDPARTSENTRY']._serialized_start=1708
-  _globals['_TRAJECTORY_REWARDPARTSENTRY']._serialized_end=1758
-  _globals['_EXPERTROUTES']._serialized_start=1774
-  _globals['_EXPERTROUTES']._serialized_end=1863
-  _globals['_TOKENSPAN']._serialized_start=1865
-  _globals['_TOKENSPAN']._serialized_end=1911
-  _globals['_VERSIONSPAN']._serialized_start=1913
-  _globals['_VERSIONSPAN']._serialized_end=1996
-  _globals['_FAILURE']._serialized_start=1999
-  _globals['_FAILURE']._serialized_end=2151
-  _globals['_SUBMITRESPONSE']._serialized_start=2153
-  _globals['_SUBMITRESPONSE']._serialized_end=2245
-  _globals['_RELEASEREQUEST']._serialized_start=2247
-  _globals['_RELEASEREQUEST']._serialized_end=2347
-  _globals['_RELEASERESPONSE']._serialized_start=2349
-  _globals['_RELEASERESPONSE']._serialized_end=2388
-  _globals['_WORKSERVICE']._serialized_start=3220
-  _globals['_WORKSERVICE']._serialized_end=3440
+  _globals['_TRAJECTORY']._serialized_end=1806
+  _globals['_TRAJECTORY_REWARDPARTSENTRY']._serialized_start=1742
+  _globals['_TRAJECTORY_REWARDPARTSENTRY']._serialized_end=1792
+  _globals['_EXPERTROUTES']._serialized_start=1808
+  _globals['_EXPERTROUTES']._serialized_end=1897
+  _globals['_TOKENSPAN']._serialized_start=1899
+  _globals['_TOKENSPAN']._serialized_end=1945
+  _globals['_VERSIONSPAN']._serialized_start=1947
+  _globals['_VERSIONSPAN']._serialized_end=2030
+  _globals['_FAILURE']._serialized_start=2033
+  _globals['_FAILURE']._serialized_end=2185
+  _globals['_SUBMITRESPONSE']._serialized_start=2187
+  _globals['_SUBMITRESPONSE']._serialized_end=2279
+  _globals['_RELEASEREQUEST']._serialized_start=2281
+  _globals['_RELEASEREQUEST']._serialized_end=2381
+  _globals['_RELEASERESPONSE']._serialized_start=2383
+  _globals['_RELEASERESPONSE']._serialized_end=2422
+  _globals['_WORKSERVICE']._serialized_start=3254
+  _globals['_WORKSERVICE']._serialized_end=3474
 # @@protoc_insertion_point(module_scope)

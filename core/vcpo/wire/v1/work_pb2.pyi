@@ -492,6 +492,8 @@ class Trajectory(_message.Message):
     EXPERT_ROUTES_FIELD_NUMBER: _builtins.int
     WORKER_ID_FIELD_NUMBER: _builtins.int
     REWARD_PARTS_FIELD_NUMBER: _builtins.int
+    QUESTION_FIELD_NUMBER: _builtins.int
+    ANSWER_FIELD_NUMBER: _builtins.int
     trajectory_id: _builtins.str
     """Unique in the run: "<lease_id>/<number in its group>"."""
     prompt_token_ids: _builtins.bytes
@@ -510,6 +512,9 @@ class Trajectory(_message.Message):
     """The worker that sampled all of its tokens; absent if there were several. The learner writes it
     into its own files and messages, and ignores it in a submission.
     """
+    question: _builtins.str
+    """What the prompt asks last and its right answer, for people; their ends are cut."""
+    answer: _builtins.str
     @_builtins.property
     def version_spans(self) -> _containers.RepeatedCompositeFieldContainer[Global___VersionSpan]:
         """Versions that sampled the tokens, in order; the lengths add up to the number of sampled tokens."""
@@ -546,10 +551,12 @@ class Trajectory(_message.Message):
         expert_routes: Global___ExpertRoutes | None = ...,
         worker_id: _builtins.str | None = ...,
         reward_parts: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        question: _builtins.str = ...,
+        answer: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_worker_id", b"_worker_id", "expert_routes", b"expert_routes", "worker_id", b"worker_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_worker_id", b"_worker_id", "expert_routes", b"expert_routes", "finish_reason", b"finish_reason", "inserted_spans", b"inserted_spans", "prompt_token_ids", b"prompt_token_ids", "response_token_ids", b"response_token_ids", "reward", b"reward", "reward_parts", b"reward_parts", "rollout_logprobs", b"rollout_logprobs", "trajectory_id", b"trajectory_id", "version_spans", b"version_spans", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_worker_id", b"_worker_id", "answer", b"answer", "expert_routes", b"expert_routes", "finish_reason", b"finish_reason", "inserted_spans", b"inserted_spans", "prompt_token_ids", b"prompt_token_ids", "question", b"question", "response_token_ids", b"response_token_ids", "reward", b"reward", "reward_parts", b"reward_parts", "rollout_logprobs", b"rollout_logprobs", "trajectory_id", b"trajectory_id", "version_spans", b"version_spans", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__worker_id: _TypeAlias = _typing.Literal["worker_id"]  # noqa: Y015
     _WhichOneofArgType__worker_id: _TypeAlias = _typing.Literal["_worker_id", b"_worker_id"]  # noqa: Y015
