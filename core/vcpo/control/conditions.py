@@ -72,123 +72,67 @@ class Condition:
     reason, and the operator need not write the status at every poll."""
 
 
-_MEANINGS: dict[tuple[ConditionType, Reason], tuple[ConditionStatus, str]] = {
-    (ConditionType.SIGNALS_FRESH, Reason.FRESH): (
-        ConditionStatus.TRUE,
-        "The learner's signals are fresh.",
-    ),
-    (ConditionType.SIGNALS_FRESH, Reason.STALE): (
-        ConditionStatus.FALSE,
-        "The signals are older than a minute: replicas and lag limit stay.",
-    ),
-    (ConditionType.SIGNALS_FRESH, Reason.MISSING): (
-        ConditionStatus.FALSE,
-        "The learner reports no signals: replicas and lag limit stay.",
-    ),
-    (ConditionType.ESS_HEALTHY, Reason.NO_SIGNALS): (
-        ConditionStatus.UNKNOWN,
-        "The ESS is unknown without fresh signals.",
-    ),
-    (ConditionType.ESS_HEALTHY, Reason.NO_STEP_YET): (
-        ConditionStatus.UNKNOWN,
-        "The learner has not measured an ESS since it started.",
-    ),
-    (ConditionType.ESS_HEALTHY, Reason.ABOVE_FLOOR): (
-        ConditionStatus.TRUE,
-        "The ESS is above its floor, and the lag limit is `algorithm.maxPolicyLagSteps`.",
-    ),
-    (ConditionType.ESS_HEALTHY, Reason.RECOVERING): (
-        ConditionStatus.TRUE,
-        "The ESS is above its floor again; the lag limit is still reduced and rises slowly.",
-    ),
-    (ConditionType.ESS_HEALTHY, Reason.BELOW_FLOOR): (
-        ConditionStatus.FALSE,
-        "The ESS is below `control.essFloorRatio` of the on-policy ratio: the lag limit is halved.",
-    ),
-    (ConditionType.LEARNER_FED, Reason.NO_SIGNALS): (
-        ConditionStatus.UNKNOWN,
-        "The learner's waiting time is unknown without fresh signals.",
-    ),
-    (ConditionType.LEARNER_FED, Reason.NO_STEP_YET): (
-        ConditionStatus.UNKNOWN,
-        "The learner has taken no step since it started; before the first step it always waits.",
-    ),
-    (ConditionType.LEARNER_FED, Reason.BALANCED): (
-        ConditionStatus.TRUE,
-        "Generation and training are equally fast.",
-    ),
-    (ConditionType.LEARNER_FED, Reason.SATURATED): (
-        ConditionStatus.TRUE,
-        "The workers generate more than the learner can use; some are removed after the cool-down.",
-    ),
-    (ConditionType.LEARNER_FED, Reason.SCALING_DOWN): (
-        ConditionStatus.TRUE,
-        "The workers generate more than the learner can use: some are removed.",
-    ),
-    (ConditionType.LEARNER_FED, Reason.AT_MINIMUM): (
-        ConditionStatus.TRUE,
-        "The workers generate more than the learner can use; fewer are not allowed or starved it.",
-    ),
-    (ConditionType.LEARNER_FED, Reason.SCALING_UP): (
-        ConditionStatus.FALSE,
-        "The learner waits for data: workers are added.",
-    ),
-    (ConditionType.LEARNER_FED, Reason.COOLING_DOWN): (
-        ConditionStatus.FALSE,
-        "The learner waits for data; workers are added after the cool-down and the next step.",
-    ),
-    (ConditionType.LEARNER_FED, Reason.WORKERS_PENDING): (
-        ConditionStatus.FALSE,
-        "The learner waits for data, and requested workers are not ready yet.",
-    ),
-    (ConditionType.LEARNER_FED, Reason.AT_MAXIMUM): (
-        ConditionStatus.FALSE,
-        "The learner waits for data, and every group is at `maxReplicas`: raise it if possible.",
-    ),
-    (ConditionType.LEARNER_FED, Reason.ADMISSION_BOUND): (
-        ConditionStatus.FALSE,
-        "The learner waits for data, but all work that the lag limit admits is already leased.",
-    ),
-    (ConditionType.LEARNER_FED, Reason.ESS_LOW): (
-        ConditionStatus.FALSE,
-        "The learner waits for data, but the ESS is too low for more off-policy data.",
-    ),
-    (ConditionType.LEARNER_FED, Reason.LAG_HIGH): (
-        ConditionStatus.FALSE,
-        "The learner waits for data, but the lag is too high for more workers.",
-    ),
-    (ConditionType.STABLE, Reason.NO_SIGNALS): (
-        ConditionStatus.UNKNOWN,
-        "The early warning is unknown without fresh signals.",
-    ),
-    (ConditionType.STABLE, Reason.NO_STEP_YET): (
-        ConditionStatus.UNKNOWN,
-        "The learner has taken no step since it started, so there is no early warning yet.",
-    ),
-    (ConditionType.STABLE, Reason.OK): (
-        ConditionStatus.TRUE,
-        "The early warning sees no sign of a collapse.",
-    ),
-    (ConditionType.STABLE, Reason.WARN): (
-        ConditionStatus.TRUE,
-        "The batches are far off policy: watch the lag and the ESS.",
-    ),
-    (ConditionType.STABLE, Reason.CRITICAL): (
-        ConditionStatus.FALSE,
-        "Runs look like this shortly before a collapse: lower the lag or the learning rate.",
-    ),
-    (ConditionType.STABLE, Reason.DEAD): (
-        ConditionStatus.FALSE,
-        "The run learns nothing any more: go back to a checkpoint.",
-    ),
-    (ConditionType.STABLE, Reason.ROLLED_BACK): (
-        ConditionStatus.FALSE,
-        "The run collapsed, and went back to its last good checkpoint at half the learning rate.",
-    ),
+_GOOD = {Reason.FRESH, Reason.ABOVE_FLOOR, Reason.RECOVERING, Reason.BALANCED, Reason.SATURATED}
+_GOOD |= {Reason.SCALING_DOWN, Reason.AT_MINIMUM, Reason.OK, Reason.WARN}
+_UNKNOWN = {Reason.NO_SIGNALS, Reason.NO_STEP_YET}
+_MESSAGES: dict[ConditionType, dict[Reason, str]] = {
+    ConditionType.SIGNALS_FRESH: {
+        Reason.FRESH: "The learner's signals are fresh.",
+        Reason.STALE: "The signals are older than a minute: replicas and lag limit stay.",
+        Reason.MISSING: "The learner reports no signals: replicas and lag limit stay.",
+    },
+    ConditionType.ESS_HEALTHY: {
+        Reason.NO_SIGNALS: "The ESS is unknown without fresh signals.",
+        Reason.NO_STEP_YET: "The learner has not measured an ESS since it started.",
+        Reason.ABOVE_FLOOR: "The ESS is above its floor, and the lag limit is"
+        " `algorithm.maxPolicyLagSteps`.",
+        Reason.RECOVERING: "The ESS is above its floor again; the lag limit is still reduced"
+        " and rises slowly.",
+        Reason.BELOW_FLOOR: "The ESS is below `control.essFloorRatio` of the on-policy ratio:"
+        " the lag limit is halved.",
+    },
+    ConditionType.LEARNER_FED: {
+        Reason.NO_SIGNALS: "The learner's waiting time is unknown without fresh signals.",
+        Reason.NO_STEP_YET: "The learner has taken no step since it started; before the first"
+        " step it always waits.",
+        Reason.BALANCED: "Generation and training are equally fast.",
+        Reason.SATURATED: "The workers generate more than the learner can use; some are removed"
+        " after the cool-down.",
+        Reason.SCALING_DOWN: "The workers generate more than the learner can use: some are"
+        " removed.",
+        Reason.AT_MINIMUM: "The workers generate more than the learner can use; fewer are not"
+        " allowed or starved it.",
+        Reason.SCALING_UP: "The learner waits for data: workers are added.",
+        Reason.COOLING_DOWN: "The learner waits for data; workers are added after the cool-down"
+        " and the next step.",
+        Reason.WORKERS_PENDING: "The learner waits for data, and requested workers are not"
+        " ready yet.",
+        Reason.AT_MAXIMUM: "The learner waits for data, and every group is at `maxReplicas`:"
+        " raise it if possible.",
+        Reason.ADMISSION_BOUND: "The learner waits for data, but all work that the lag limit"
+        " admits is already leased.",
+        Reason.ESS_LOW: "The learner waits for data, but the ESS is too low for more off-policy"
+        " data.",
+        Reason.LAG_HIGH: "The learner waits for data, but the lag is too high for more workers.",
+    },
+    ConditionType.STABLE: {
+        Reason.NO_SIGNALS: "The early warning is unknown without fresh signals.",
+        Reason.NO_STEP_YET: "The learner has taken no step since it started, so there is no"
+        " early warning yet.",
+        Reason.OK: "The early warning sees no sign of a collapse.",
+        Reason.WARN: "The batches are far off policy: watch the lag and the ESS.",
+        Reason.CRITICAL: "Runs look like this shortly before a collapse: lower the lag or the"
+        " learning rate.",
+        Reason.DEAD: "The run learns nothing any more: go back to a checkpoint.",
+        Reason.ROLLED_BACK: "The run collapsed, and went back to its last good checkpoint at"
+        " half the learning rate.",
+    },
 }
 
 
 def condition(kind: ConditionType, reason: Reason) -> Condition:
     """Return the condition of this type with this reason."""
-    status, message = _MEANINGS[kind, reason]
-    return Condition(type=kind, status=status, reason=reason, message=message)
+    status = ConditionStatus.TRUE if reason in _GOOD else ConditionStatus.FALSE
+    if reason in _UNKNOWN:
+        status = ConditionStatus.UNKNOWN
+    return Condition(type=kind, status=status, reason=reason, message=_MESSAGES[kind][reason])
