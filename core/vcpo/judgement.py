@@ -18,7 +18,7 @@ from vcpo.algo.health.early_warning import WarningLevel
 from vcpo.api import VCPORunSpec
 from vcpo.control.limits import STARVED_IDLE_RATIO
 from vcpo.control.signals import RunSignals
-from vcpo.records.journal import EventRecord, Metrics, failure_of
+from vcpo.records.journal import TURNS, EventRecord, Metrics, failure_of
 from vcpo.records.reasons import SkipReason
 from vcpo.records.step_record import StepRecord
 
@@ -48,14 +48,14 @@ class Evidence:
     spec: VCPORunSpec
     signals: RunSignals
     phase: str
-    """`starting`, `restarting` or `silent`, a word of `recorded_phase`, `stopped`, or what the
-    learner reports."""
+    """`starting`, `restarting` or `silent`, a word of `recorded_phase`, or what the learner
+    reports."""
     metrics: Metrics = _NO_RECORDS
     """Records of the run; empty where the caller has only signals."""
 
     @property
     def is_over(self) -> bool:
-        return self.phase in {"failed", "collapsed", "no update", "complete", "stopped"}
+        return self.phase in {"failed", "collapsed", "no update", "complete", "interrupted"}
 
     @property
     def level(self) -> WarningLevel:
@@ -89,13 +89,26 @@ def judgements(run: Evidence) -> tuple[Judgement, ...]:
     return tuple(found) or (well,)
 
 
-def recorded_phase(spec: VCPORunSpec, metrics: Metrics, events: Sequence[EventRecord] = ()) -> str:
-    """Return how far a run is by its records, in a word or two."""
+def recorded_phase(
+    spec: VCPORunSpec,
+    metrics: Metrics,
+    events: Sequence[EventRecord] = (),
+    *,
+    is_at_work: bool = True,
+) -> str:
+    """Return how far a run is by its records, in a word or two.
+
+    is_at_work: whether a host or a learner holds its directory.
+    """
     if failure_of(events) is not None:
         return "failed"
-    if not metrics.steps:
-        return "no steps yet"
-    return "unfinished" if metrics.steps[-1].step < spec.steps else ended_phase(metrics)
+    last = next((event.kind for event in reversed(events) if event.kind in TURNS), None)
+    taken = metrics.steps[-1].step if metrics.steps else 0
+    if taken and taken >= spec.steps and last in {"Complete", "Collapsed", None}:
+        return ended_phase(metrics)
+    if not is_at_work:
+        return "interrupted"
+    return "running" if taken else "starting"
 
 
 def ended_phase(metrics: Metrics) -> str:
@@ -113,7 +126,7 @@ def ended_phase(metrics: Metrics) -> str:
 class Measure(StrEnum):
     """What collapsed."""
 
-    ACCURACY = "accuracy on held-out prompts"
+    ACCURACY = "held-out reward"
     REWARD = "mean training reward"
 
 
@@ -170,7 +183,7 @@ def lasting_collapse(metrics: Metrics) -> str:
     """Return how a run that took all its steps collapsed, with the cure; empty if it did not."""
     if ended_phase(metrics) != "collapsed":
         return ""
-    return f"{run_collapse(metrics)} Cure: {_SMALLER}, from a checkpoint before the collapse."
+    return f"{run_collapse(metrics)} Fix: {_SMALLER}, from a checkpoint before the collapse."
 
 
 def is_critical(step: StepRecord) -> bool:
@@ -180,7 +193,7 @@ def is_critical(step: StepRecord) -> bool:
 
 _SKIPS: Final[dict[str, tuple[str, str]]] = {
     SkipReason.NO_GRADIENT: (
-        "all responses to a prompt have the same reward, so none is better than another",
+        "all rewards of every prompt are equal: it is solved, or there is nothing to learn",
         "a reward that distinguishes responses, or a larger batch.trajectoriesPerPrompt",
     ),
     SkipReason.LOW_ESS: (
@@ -215,7 +228,7 @@ def no_update_notice(num_skipped: int, reason: str, *, is_all: bool = False) -> 
     what = f"The last {num_skipped} steps made no update"
     if is_all:
         what = f"No step made an update ({num_skipped} of {num_skipped} were skipped)"
-    return f"{what}: {cause}.{cure and f' Cure: {cure}.'}"
+    return f"{what}: {cause}.{cure and f' Fix: {cure}.'}"
 
 
 def unmoved(signals: RunSignals, total_steps: int) -> str:
@@ -333,7 +346,7 @@ def _skips(run: Evidence) -> str:
     reasons = Counter(step.skipped for step in run.metrics.steps if step.skipped is not None)
     if not reasons or _no_update(run):
         return ""
-    listed = ", ".join(f"{reason} ({count})" for reason, count in reasons.most_common())
+    listed = "; ".join(f"{skip_cause(reason)} ({count})" for reason, count in reasons.most_common())
     return f"{_steps(reasons.total())} made no update: {listed}"
 
 
@@ -358,23 +371,28 @@ def _at(phase: str, why: str) -> Callable[[Evidence], str]:
 
 _Row = tuple[str, Grade, Callable[[Evidence], str], str | Callable[[Evidence], str]]
 _TABLE: Final[tuple[_Row, ...]] = (
-    ("failed", Grade.BAD, _failure, "Remove the cause and resume it."),
+    ("failed", Grade.BAD, _failure, "Fix this, then resume the run."),
     ("collapsed", Grade.BAD, _collapse, ""),
     ("no update", Grade.BAD, _no_update, "See its prompts and rewards."),
     ("complete", Grade.GOOD, _at("complete", "the run is complete"), ""),
-    ("stopped", Grade.NOTICE, _at("stopped", "the run was stopped"), "It can be resumed."),
+    (
+        "interrupted",
+        Grade.NOTICE,
+        _at("interrupted", "the run was interrupted before its end"),
+        "It can be resumed.",
+    ),
     (
         "silent",
         Grade.BAD,
-        _at("silent", "the learner does not answer: nobody steers the run"),
+        _at("silent", "the learner does not answer, so lag limit and workers stay as they are"),
         "See the learner's log.",
     ),
     (
         "starting",
         Grade.NOTICE,
         _when(
-            lambda run: run.phase in {"starting", "restarting", "no steps yet"},
-            "the learner starts and loads its model",
+            lambda run: run.phase in {"starting", "restarting"},
+            "starting: the learner is loading the model",
         ),
         "",
     ),
@@ -399,7 +417,7 @@ _TABLE: Final[tuple[_Row, ...]] = (
         ),
         _warning_cure,
     ),
-    ("generations", Grade.BAD, _generation_failures, "Repair what the message names."),
+    ("generations", Grade.BAD, _generation_failures, "Fix what the message says."),
     ("rollback", Grade.NOTICE, _rollbacks, ""),
     ("warning", Grade.NOTICE, _warnings, ""),
     ("mismatch", Grade.NOTICE, lambda run: run.signals.mismatch, ""),

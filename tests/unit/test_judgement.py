@@ -68,7 +68,7 @@ def test_a_run_that_trains_is_good_and_asks_for_nothing():
         ("collapsed", Grade.BAD, {"phase": "collapsed"}),
         ("no update", Grade.BAD, {"skipped": "low_ess", "skipped_steps": 12}),
         ("complete", Grade.GOOD, {"phase": "complete"}),
-        ("stopped", Grade.NOTICE, {"phase": "stopped"}),
+        ("interrupted", Grade.NOTICE, {"phase": "interrupted"}),
         ("silent", Grade.BAD, {"phase": "silent"}),
         ("starting", Grade.NOTICE, {"phase": "restarting"}),
         ("lag", Grade.BAD, {"lag_max": 9}),
@@ -102,7 +102,11 @@ def test_each_matter_that_signals_tell_of(name, grade, changes):
         ("warning", [{"warning_level": "warn"}, {}], "warned at 1 step, first at step 1"),
         ("warning", [{"warning_level": "dead"}, {}], "was critical at 1 step"),
         ("ess", [{"ess_ratio": 0.07, "on_policy_ess_ratio": 0.8}], "1 step had an ESS ratio below"),
-        ("skips", [{"skipped": "low_ess"}, {}], "1 step made no update: low_ess (1)"),
+        (
+            "skips",
+            [{"skipped": "low_ess"}, {}],
+            "1 step made no update: the ESS ratio is",
+        ),
         ("idle", [{"idle_s": 9.0, "step_s": 1.0}], "waits for data"),
     ],
 )
@@ -179,9 +183,9 @@ class TestCollapse:
 
     def test_it_is_told_with_what_fell_when_it_was_warned_of_and_what_to_do(self):
         told = lasting_collapse(metrics_of([0.5] * 20, [0.3, 0.8, 0.1], ["ok"] * 3 + ["critical"]))
-        assert "held-out prompts fell from 0.8 at step 10 to 0.1 at step 20" in told
+        assert "held-out reward fell from 0.8 at step 10 to 0.1 at step 20" in told
         assert "The early warning was critical from step 4." in told
-        assert "Cure: a smaller optimizer.learningRate" in told
+        assert "Fix: a smaller optimizer.learningRate" in told
 
     def test_a_model_that_no_step_changed_has_not_collapsed(self):
         metrics = metrics_of([0.5] * 20, [0.8, 0.1])
@@ -193,30 +197,36 @@ class TestCollapse:
 
 class TestEnd:
     @pytest.mark.parametrize(
-        ("taken", "kinds", "phase"),
+        ("taken", "kinds", "at_work", "rests"),
         [
-            ([], [], "no steps yet"),
-            ([1, 2, 3], [], "unfinished"),
-            ([1, 2, 3, 4], [], "complete"),
-            ([1, 2], ["Started", "Failed"], "failed"),
-            ([1, 2, 3, 4], ["Started", "Failed", "Started"], "complete"),
+            (0, [], "starting", "interrupted"),
+            (3, [], "running", "interrupted"),
+            (4, [], "complete", "complete"),
+            (3, ["Started", "Draining"], "running", "interrupted"),
+            (4, ["Started", "Draining"], "running", "interrupted"),  # without its last evaluation
+            (4, ["Started", "Draining", "Started", "Complete"], "complete", "complete"),
+            (2, ["Started", "Failed"], "failed", "failed"),
+            (2, ["Started", "Failed", "Started"], "running", "interrupted"),
         ],
         ids=str,
     )
-    def test_records_say_how_far_a_run_is(self, taken, kinds, phase):
+    def test_records_say_how_far_a_run_is_and_the_lock_whether_it_works(
+        self, taken, kinds, at_work, rests
+    ):
         events = [
             EventRecord(time_unix_s=1.0, source="host", kind=kind, message="") for kind in kinds
         ]
-        steps = tuple(replace(STEP, step=number) for number in taken)
+        steps = tuple(replace(STEP, step=number) for number in range(1, taken + 1))
         metrics = Metrics(steps=steps, evaluations=())
-        assert recorded_phase(RUN.spec, metrics, events) == phase
+        for phase, is_at_work in ((at_work, True), (rests, False)):
+            assert recorded_phase(RUN.spec, metrics, events, is_at_work=is_at_work) == phase
 
     @pytest.mark.parametrize(
         ("skipped", "status", "words"),
         [
             ([None, "no_gradient", None], 0, ""),
             (["no_gradient"] * 8, 3, "No step made an update (8 of 8 were skipped): all"),
-            ([None, *["no_gradient"] * 10], 0, "The last 10 steps made no update: all responses"),
+            ([None, *["no_gradient"] * 10], 0, "The last 10 steps made no update: all rewards"),
             ([None, *["no_gradient"] * 9], 0, ""),
             ([], 0, ""),
         ],
@@ -231,7 +241,7 @@ class TestEnd:
     @pytest.mark.parametrize(
         ("accuracies", "level", "ending", "words"),
         [
-            ([0.9, 0.1], "ok", Ending.COLLAPSED, "The run collapsed: the accuracy on held-out"),
+            ([0.9, 0.1], "ok", Ending.COLLAPSED, "The run collapsed: the held-out reward fell"),
             ([0.9, 0.1, 0.8], "ok", Ending.COMPLETE, "The run collapsed, and recovered: the"),
             ([0.9], "critical", Ending.COMPLETE, "The early warning is critical"),
             ([0.9], "ok", Ending.COMPLETE, ""),

@@ -8,10 +8,9 @@ import json
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from vcpo.api import (
     GpuUse,
@@ -40,7 +39,7 @@ from vcpo.local.run_dir import RunDir, new_run_dir
 from vcpo.local.terminal.summary import (
     Ending,
     RunOutcome,
-    answer_lines,
+    end_lines,
     interruption_notice,
     outcome_of_complete,
     run_summary,
@@ -50,6 +49,8 @@ from vcpo.metrics import AddressError, HostMetrics, serve_metrics
 from vcpo.records.exported_model import ExportedModel
 from vcpo.records.journal import read_metrics
 from vcpo.report import write_report
+from vcpo.report.outcome import resume_command
+from vcpo.report.recorded_run import read_run
 from vcpo.service.run_lock import LockHolder, RunLockedError, run_lock
 
 app = typer.Typer(
@@ -70,7 +71,7 @@ A run is one YAML file of kind `VCPORun`.
 * **vcpo run run.yaml --run-dir DIR --resume** resumes from the newest checkpoint
 * **vcpo samples RUN --worst** shows answers that a run was trained on, and their rewards
 * **vcpo events RUN** and **vcpo logs RUN** show what happened in one
-* **vcpo report DIR** writes DIR/report.html
+* **vcpo report RUN** writes RUN/report.html; **vcpo report RUN RUN** compares two
 * **vcpo export DIR** writes the model of a run's newest checkpoint, also after Ctrl-C
 * **vcpo export DIR --to wandb** copies the records of a run to a tracking service
 
@@ -248,24 +249,26 @@ def _directory(loaded: VCPORun, path: Path | None, *, resume: bool) -> RunDir:
 def _show_end(file: Path, directory: RunDir, outcome: RunOutcome, *, as_json: bool) -> None:
     """Write the report, and print how the run ended; file: that a resume takes."""
     report_path = _report(directory)
-    summary = run_summary(directory.path, outcome.ending)
-    OUT.print(_summary_table(summary, outcome.ending))
-    for line in answer_lines(directory.path):
+    recorded = read_run(directory.path)
+    for line in end_lines(recorded, outcome.ending, report_path):
         OUT.print(line, soft_wrap=True, markup=False, highlight=False)
-    if report_path is not None:
-        OUT.print(f"report: {report_path}", soft_wrap=True, markup=False)
     if outcome.ending is Ending.INTERRUPTED:
         notice = interruption_notice(
             file,
             directory.path,
             checkpoint_step=directory.newest_checkpoint_step,
-            last_step=summary["steps"],
+            last_step=recorded.last_step,
         )
         OUT.print(notice, soft_wrap=True, markup=False, highlight=False)
     if outcome.message:
-        ERR.print(outcome.message, style="red", markup=False, highlight=False, soft_wrap=True)
+        fix = ""
+        if outcome.ending is Ending.FAILED:
+            fix = f"\nFix this, then: {resume_command(file, directory.path)}"
+        message = f"{outcome.message}{fix}"
+        ERR.print(message, style="red", markup=False, highlight=False, soft_wrap=True)
     if as_json:
-        OUT.print(json.dumps(summary), soft_wrap=True, markup=False, highlight=False)
+        summary = json.dumps(run_summary(directory.path, outcome.ending))
+        OUT.print(summary, soft_wrap=True, markup=False, highlight=False)
 
 
 def _report(directory: RunDir) -> Path | None:
@@ -314,16 +317,6 @@ def _check_continues(loaded: VCPORun, directory: RunDir) -> None:
             f"--resume: these changes are not possible for a run of {directory.path}:{changes}\n"
             f"undo them, resume with {directory.spec}, or give another directory"
         )
-
-
-def _summary_table(summary: dict[str, Any], ending: Ending) -> Table:
-    table = Table(
-        title=ending.name.lower().replace("_", " "), show_header=False, title_justify="left"
-    )
-    for key, value in summary.items():
-        shown = f"{value:.4g}" if isinstance(value, float) else str(value)
-        table.add_row(key, shown)
-    return table
 
 
 if __name__ == "__main__":

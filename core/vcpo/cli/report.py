@@ -1,4 +1,4 @@
-"""`vcpo report`: write the report of a run."""
+"""`vcpo report`: write the report of a run, or lay runs over each other."""
 
 from __future__ import annotations
 
@@ -15,26 +15,30 @@ from vcpo.report.recorded_run import read_run
 
 
 def report(
-    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="Directory of the run.")],
+    run_dirs: Annotated[
+        list[Path], typer.Argument(metavar="RUN_DIR...", help="Directory of a run, or of several.")
+    ],
     output: Annotated[
-        Path | None, typer.Option(help="File to write. [default: RUN_DIR/report.html]")
+        Path | None,
+        typer.Option(help="File to write. [default: report.html or comparison.html in RUN_DIR]"),
     ] = None,
 ) -> None:
-    """Write a page with rewards, ESS, early warning, effective learning rate, lag and events.
+    """Write a page that says what came of a run: held-out reward, answers, charts and events.
 
-    The page is one file that works without network. Drag on a chart to zoom, double-click to show
-    all. `vcpo run` writes it after each evaluation and at the end. To compare runs, send their
-    records to a tracker: `spec.tracking`, or `vcpo export --to`.
+    Several runs lie over each other in the same charts, each in its own color. The page is one
+    file that works without network. Drag on a chart to zoom, double-click to show all. `vcpo run`
+    writes it after each evaluation and at the end.
 
     Exit status: 0; 2 if a directory, its records or an option must be fixed first.
     """
-    require_run(run_dir)
+    for run_dir in run_dirs:
+        require_run(run_dir)
     try:
         with ERR.status("reading the records"):
-            page = render_report(read_run(run_dir))
+            page = render_report(*map(read_run, run_dirs))
     except SpecError as error:
         fail(str(error))
-    path = output or run_dir / REPORT_FILE
+    path = output or run_dirs[0] / (REPORT_FILE if len(run_dirs) == 1 else "comparison.html")
     with writing("--output" if output else "RUN_DIR", path if output else path.parent):
         write_page(path, page)
     OUT.print(str(path), soft_wrap=True, markup=False)

@@ -42,6 +42,7 @@ from vcpo.metrics import HostMetrics
 from vcpo.metrics.hosted_runs import HostedRun, HostedRuns, Workers
 from vcpo.records.journal import (
     HOST_STARTED,
+    RUN_FAILED,
     EventRecord,
     EventTail,
     Journal,
@@ -165,7 +166,7 @@ class Host:
             return RunOutcome(ending=Ending.INTERRUPTED)
         except RunFailedError as error:
             self._show_events()
-            self._event("Failed", str(error))
+            self._event(RUN_FAILED, str(error))
             return RunOutcome(ending=Ending.FAILED, message=str(error))
         self._show_events()
         outcome = outcome_of_complete(self._run, read_metrics(self._run_dir.path))
@@ -392,7 +393,8 @@ class Host:
     def _event(self, kind: str, message: str) -> None:
         record = EventRecord(time_unix_s=time.time(), source=_SOURCE, kind=kind, message=message)
         self._journal.event(record)
-        self._view.event(f"{kind}: {message}")
+        if kind != RUN_FAILED:  # the last words of the run say it
+            self._view.event(f"{kind}: {message}")
 
     def _show_events(self) -> None:
         for line in self._feed.new_lines():

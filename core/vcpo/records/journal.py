@@ -28,6 +28,8 @@ RUN_FAILED = "Failed"
 """Kind of the event with which host or learner gives up; its message is the cause."""
 _BEGINNINGS = {HOST_STARTED, "Resumed", "Complete", "Collapsed"}
 """Kinds of events after which an earlier failure is over."""
+TURNS = {*_BEGINNINGS, "Draining", "Killed"}
+"""Kinds of events with which a run begins, goes on or ends."""
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 """Error numbers when a file cannot grow because of the disk, a quota or a limit; a file system is
 made read-only after an error of its disk, and may be writable again later."""

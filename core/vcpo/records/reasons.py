@@ -65,6 +65,20 @@ class DropReason(StrEnum):
     """The version that sampled it, or trained on it, was given up by a rollback."""
 
 
+_DROP_WORDS: dict[str, str] = {
+    DropReason.GENERATION_FAILED: "failed",
+    DropReason.LAG_EXCEEDED: "too old",
+    DropReason.THROTTLED: "too old for the throttle",
+    DropReason.NO_SIGNAL: "equal rewards",
+    DropReason.SURPLUS: "more than a batch",
+}
+
+
+def drop_words(reason: str) -> str:
+    """Return a reason of a record in words for people."""
+    return _DROP_WORDS.get(reason, reason.replace("_", " "))
+
+
 class SetAsideCause(StrEnum):
     """Why the learner took a worker out of the run."""
 

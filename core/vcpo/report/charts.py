@@ -8,7 +8,7 @@ value, so no spike is lost. The page's style sheet has the colors and the widths
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, cycle
@@ -18,15 +18,20 @@ from vcpo.algo.health.early_warning import CRITICAL_SCORE, WARN_SCORE
 from vcpo.algo.health.lag_breakdown import LAG_BUCKETS
 from vcpo.api import VCPORun
 from vcpo.api.optimizer import FINAL_LEARNING_RATE_RATIO, Schedule
+from vcpo.judgement import skip_cause
 from vcpo.records.journal import EvaluationRecord
+from vcpo.records.reasons import drop_words
 from vcpo.records.step_record import StepRecord
 from vcpo.report.numbers import compact
+from vcpo.report.outcome import band_of, scale_words
 from vcpo.report.recorded_run import RecordedRun
 
 MAX_ROWS: Final = 1000
 """Most rows that are drawn of a table; a screen has few more pixels."""
 _FEWEST_SMOOTHED: Final = 20
 """Curves of fewer points are not smoothed."""
+_LEAST_LOG: Final = 1e-6
+"""Share of the largest number that is drawn on a logarithmic axis."""
 _LARGEST: Final = 1e300
 """Largest number that is drawn; sums of larger ones would overflow."""
 _INKS: Final = tuple(f"ink-{number}" for number in range(1, 9))
@@ -76,33 +81,38 @@ class Chart:
     is_log: bool = False
 
 
-def _small(
-    topic: str, title: str, unit: str, label: str, caption: str, name: str, **more: Any
-) -> Chart:
-    """Return the small chart of one field of a step, or of one of its diagnostics.
+_OF_WEIGHTS: Final = frozenset({"importance_weight_max", "baseline_shift"})
+_LOGARITHMIC: Final = frozenset({"importance_weight_max", "kl_per_token"})
 
-    name: of the field; `is_noisy` and `value` are of its curve, the others of the chart.
+
+def _small(topic: str, table: str) -> Iterator[Chart]:
+    """Yield charts of one field of a step each, or of its diagnostics.
+
+    table: `field | title | unit | label`, and below it the caption.
     """
+    lines = table.strip().split("\n")
+    for head, caption in zip(lines[::2], lines[1::2], strict=True):
+        name, title, unit, label = head.split(" | ")
+        is_whole = name == "workers"
+        yield Chart(
+            name=name.replace("_", "-"),
+            title=title,
+            unit=unit,
+            caption=caption.strip(),
+            topic=topic,
+            curves=(Curve(label=label, value=partial(_number, name), is_noisy=not is_whole),),
+            low=None if name in {*_LOGARITHMIC, "baseline_shift"} else 0.0,
+            is_whole=is_whole,
+            is_log=name in _LOGARITHMIC,
+        )
 
-    def value(step: StepRecord) -> float | None:
-        found: float | None = getattr(step, name, None)
-        return step.diagnostics.get(name) if found is None else found
 
-    return Chart(
-        name=name.replace("_", "-"),
-        title=title,
-        unit=unit,
-        caption=caption,
-        topic=topic,
-        curves=(
-            Curve(
-                label=label,
-                value=more.pop("value", value),
-                is_noisy=more.pop("is_noisy", True),
-            ),
-        ),
-        **more,
-    )
+def _number(name: str, step: StepRecord) -> float | None:
+    lacks = not step.has_weights if name in _OF_WEIGHTS else step.skipped is not None
+    if lacks and name in {*_OF_WEIGHTS, "gradient_norm"}:
+        return None
+    found: float | None = getattr(step, name, None)
+    return step.diagnostics.get(name) if found is None else found
 
 
 def _of_weights(name: str) -> StepValue:
@@ -127,9 +137,10 @@ _REWARD: Final = Chart(
 )
 _WARNING: Final = Chart(
     name="warning",
+    topic=OFF_POLICY,
     title="Early warning",
     unit="severity of the worst sign",
-    caption="From 1/3 the batches are far off policy; from 2/3 runs have collapsed; 1 is dead.",
+    caption="From 1/3 the batches are far off policy; from 2/3 runs have collapsed; 1 is lost.",
     curves=(Curve(label="score", value=lambda step: step.warning_score),),
     high=1.0,
 )
@@ -153,34 +164,26 @@ _ESS_BY_LAG: Final = Chart(
     name="ess-by-lag",
     title="ESS ratio by lag",
     unit="policy versions",
-    caption="A cell is the ESS ratio of the trajectories of one age; old ones lose it first.",
+    caption="A cell is the ESS ratio of the trajectories of one age; it falls first for old ones.",
 )
 _DETAILS: Final = (
-    _small(
+    _WARNING,
+    *_small(
         OFF_POLICY,
-        "Token ESS ratio",
-        "effective share of the tokens",
-        "token ESS",
-        "Speaks where responses are so long that the ESS ratio of trajectories is low.",
-        "token_ess_ratio",
-    ),
-    _small(
-        OFF_POLICY,
-        "Divergence",
-        "KL, nats per token, log",
-        "KL",
-        "Distance of the learner from the policy that sampled the batch.",
-        "kl_per_token",
-        is_log=True,
-        low=None,
+        """
+token_ess_ratio | Token ESS ratio | effective share of the tokens | token ESS
+  Matters when responses are so long that the ESS ratio of trajectories is low.
+kl_per_token | Divergence | KL, nats per token, log | KL
+  Distance of the learner from the policy that sampled the batch.
+""",
     ),
     Chart(
         name="mismatch",
         topic=OFF_POLICY,
         title="Mismatch at equal version",
         unit="|log pi - log mu|, nats per token, log",
-        caption="Fresh tokens hold no staleness: up to the limit it is rounding, above it a fault"
-        " of the engines, or of one worker.",
+        caption="Of tokens that are not stale. Up to the limit it is rounding; above it an engine"
+        " or a worker is wrong.",
         curves=(
             Curve(label="worst worker", value=_of_mismatch("worst_gap_nats"), ink="ink-2"),
             Curve(label="99th percentile", value=_of_mismatch("gap_p99_nats"), ink="ink-soft"),
@@ -210,47 +213,22 @@ _DETAILS: Final = (
         title="Dropped",
         unit="trajectories so far",
         caption="By reason; a steep curve is work of the workers that is lost.",
-        by_name=lambda step: step.dropped,
+        by_name=lambda step: {drop_words(name): count for name, count in step.dropped.items()},
         missing=0,
         is_whole=True,
     ),
-    _small(
+    *_small(
         UPDATE,
-        "Largest weight",
-        "before truncation, log",
-        "weight",
-        "One trajectory of a large weight can decide the whole update.",
-        "importance_weight_max",
-        value=_of_weights("importance_weight_max"),
-        is_log=True,
-        low=None,
-    ),
-    _small(
-        UPDATE,
-        "Gradient norm",
-        "before clipping",
-        "norm",
-        "Spikes together with a low ESS ratio come from a few heavy weights.",
-        "gradient_norm",
-        value=_of_update("gradient_norm"),
-    ),
-    _small(
-        UPDATE,
-        "Baseline shift",
-        "reward",
-        "shift",
-        "Distance of the baseline from its group's mean reward; 0 is no correction.",
-        "baseline_shift",
-        value=_of_weights("baseline_shift"),
-        low=None,
-    ),
-    _small(
-        UPDATE,
-        "Groups that teach nothing",
-        "share whose rewards are equal",
-        "equal",
-        "Their responses have no gradient; at 1 the step is skipped.",
-        "equal_groups_ratio",
+        """
+importance_weight_max | Largest weight | before truncation, log | weight
+  One trajectory of a large weight can decide the whole update.
+gradient_norm | Gradient norm | before clipping | norm
+  Spikes together with a low ESS ratio come from a few heavy weights.
+baseline_shift | Baseline shift | reward | shift
+  Distance of the baseline from its group's mean reward; 0 is no correction.
+equal_groups_ratio | Groups that teach nothing | share whose rewards are equal | equal
+  Such groups have no gradient; at 1 the step is skipped.
+""",
     ),
     Chart(
         name="reward-parts",
@@ -261,55 +239,20 @@ _DETAILS: Final = (
         by_name=lambda step: step.reward_parts,
         low=None,
     ),
-    _small(
+    *_small(
         SPEED,
-        "Surprisal",
-        "nats per token",
-        "surprisal",
-        "Estimates the behavior policy's entropy; near 0 it samples one response only.",
-        "surprisal_nats",
-    ),
-    _small(
-        SPEED,
-        "Cut responses",
-        "share at sampling.maxNewTokens",
-        "cut",
-        "A response that is cut before its answer is judged without it.",
-        "cut_responses_ratio",
-    ),
-    _small(
-        SPEED,
-        "Prompt length",
-        "tokens, mean",
-        "tokens",
-        "With its template. Prompt and response share the model's context.",
-        "prompt_tokens_mean",
-    ),
-    _small(
-        SPEED,
-        "Response length",
-        "tokens, mean",
-        "tokens",
-        "A sudden change often comes before a change of the reward.",
-        "response_tokens_mean",
-    ),
-    _small(
-        SPEED,
-        "Throughput",
-        "tokens per second",
-        "tokens/s",
-        "Response tokens accepted by the learner.",
-        "tokens_per_s",
-    ),
-    _small(
-        SPEED,
-        "Rollout workers",
-        "heard of lately",
-        "workers",
-        "The curve falls when workers are lost or removed.",
-        "workers",
-        is_noisy=False,
-        is_whole=True,
+        """
+surprisal_nats | Surprisal | nats per token | surprisal
+  Estimates the behavior policy's entropy; near 0 it samples one response only.
+cut_responses_ratio | Cut responses | share at sampling.maxNewTokens | cut
+  A response that is cut before its answer is scored without it.
+response_tokens_mean | Response length | tokens, mean | tokens
+  A sudden change often comes before a change of the reward.
+tokens_per_s | Throughput | tokens per second | tokens/s
+  Response tokens accepted by the learner.
+workers | Rollout workers | heard of lately | workers
+  The curve falls when workers are lost or removed.
+""",
     ),
     Chart(
         name="seconds",
@@ -319,30 +262,16 @@ _DETAILS: Final = (
         caption="A learner that waits longer than it computes needs more workers.",
         by_name=lambda step: {"waiting": step.idle_s, "computing": step.step_s, **step.stage_s},
     ),
-    _small(
-        SPEED,
-        "Memory of the learner",
-        "GiB resident at most, rank 0",
-        "GiB",
-        "It grows where a step or a checkpoint needs more than all before it.",
-        "learner_peak_gibibytes",
-        is_noisy=False,
-    ),
-    _small(
-        SPEED,
-        "Memory of a worker",
-        "GiB resident at most, the largest worker",
-        "GiB",
-        "Of the worker's process; the processes of engine vllm are not in it.",
-        "worker_peak_gibibytes",
-        is_noisy=False,
-    ),
 )
+
+
+_MANY: Final = frozenset(each.name for each in _DETAILS if each.by_name is not None)
+"""Charts of many curves, none of which is the main one."""
 
 
 def main_charts(run: VCPORun) -> tuple[Chart, ...]:
     """Return the charts that show whether a run is healthy, in reading order."""
-    return (_REWARD, _WARNING, _ESS, _rate(run), _lag(run), _ESS_BY_LAG)
+    return (_REWARD, _ESS, _rate(run), _lag(run), _ESS_BY_LAG)
 
 
 def sections() -> dict[str, tuple[Chart, ...]]:
@@ -360,18 +289,19 @@ def _rate(run: VCPORun) -> Chart:
     if settings.schedule is not Schedule.CONSTANT:
         final = compact(settings.learning_rate * FINAL_LEARNING_RATE_RATIO)
         course += f", then falls to {final} ({settings.schedule})"
+    scale = scale_words(run.spec.algorithm)
     factors = {
         "schedule": ("learning_rate_schedule", "ink-soft"),
-        "ESS": ("learning_rate_scale", "ink-2"),
+        scale: ("learning_rate_scale", "ink-2"),
         "backoff": ("learning_rate_backoff", "ink-3"),
     }
     return Chart(
         name="step-size",
         title="Effective learning rate",
         unit="share of optimizer.learningRate",
-        caption="The rate that was taken is schedule x ESS x backoff of it. VCPO takes smaller"
-        " steps on data that it cannot trust; critical warnings and rollbacks halve the backoff."
-        f" The base rate is {compact(settings.learning_rate)}{course}.",
+        caption=f"Learning rate used = base rate x schedule x {scale} x backoff. Critical warnings"
+        " and rollbacks halve the backoff. The trust region begins low and rises as steps prove"
+        f" safe. The base rate is {compact(settings.learning_rate)}{course}.",
         curves=(
             Curve(
                 label="effective",
@@ -394,7 +324,7 @@ def _lag(run: VCPORun) -> Chart:
         title="Policy lag",
         unit="policy versions",
         caption="Age of the trained tokens. The throttle lowers the lag limit; no token is older"
-        " than `maxPolicyLagSteps`.",
+        " than maxPolicyLagSteps.",
         curves=(
             Curve(label="max", value=lambda step: step.lag_max, ink="ink-2", style="thin"),
             Curve(label="p50", value=lambda step: step.lag_p50, ink="ink-soft", style="thin"),
@@ -411,32 +341,30 @@ def _lag(run: VCPORun) -> Chart:
     )
 
 
-def page_data(recorded: RecordedRun) -> dict[str, Any]:
-    """Return the data of all charts as plain JSON."""
+def page_data(recorded: RecordedRun, *others: RecordedRun) -> dict[str, Any]:
+    """Return the data of all charts as plain JSON.
+
+    others: runs whose main curves lie over the first one's, each in an ink of its own.
+    """
+    if not others:
+        tables, charts = _tables(recorded), _charts_of(recorded)
+    else:
+        tables, overlaid = {}, []
+        for number, run in enumerate((recorded, *others), start=1):
+            tables.update(_tables(run, f" {number}"))
+            overlaid.append([_overlaid(each, run, number) for each in _charts_of(run)])
+        charts = [
+            {**alike[0], "curves": [curve for each in alike for curve in each["curves"]]}
+            for alike in zip(*overlaid, strict=True)
+        ]
     steps, clock = recorded.metrics.steps, recorded.clock
-    tables: dict[str, Sequence[StepRecord | EvaluationRecord]] = {
-        "steps": steps,
-        "evaluations": recorded.metrics.evaluations,
-    }
-    rows = {name: max(1, math.ceil(len(found) / MAX_ROWS)) for name, found in tables.items()}
-    skips = sorted({step.skipped for step in steps if step.skipped is not None})
+    skips = sorted({step.skipped for step in steps if step.skipped is not None and not others})
     return {
-        "tables": {
-            name: {
-                "rows": rows[name],
-                "step": [record.step for record in found[:: rows[name]]],
-                "time": [
-                    round(clock.elapsed_s(record.time_unix_s), 1) for record in found[:: rows[name]]
-                ],
-            }
-            for name, found in tables.items()
-        },
-        "charts": [
-            _chart_data(chart, recorded, rows) for chart in (*main_charts(recorded.run), *_DETAILS)
-        ],
+        "tables": tables,
+        "charts": charts,
         "marks": [
             {
-                "label": f"skipped: {reason}",
+                "label": f"skipped: {skip_cause(reason)}",
                 "step": [step.step for step in steps if step.skipped == reason],
                 "time": [
                     round(clock.elapsed_s(step.time_unix_s), 1)
@@ -449,15 +377,57 @@ def page_data(recorded: RecordedRun) -> dict[str, Any]:
     }
 
 
-def _chart_data(chart: Chart, recorded: RecordedRun, rows: Mapping[str, int]) -> dict[str, Any]:
-    steps = recorded.metrics.steps
+def _tables(recorded: RecordedRun, suffix: str = "") -> dict[str, dict[str, Any]]:
+    """Return the rows of steps and of evaluations, by name."""
+    records: dict[str, Sequence[StepRecord | EvaluationRecord]] = {
+        "steps": recorded.metrics.steps,
+        "evaluations": recorded.metrics.evaluations,
+    }
+    tables = {}
+    for name, found in records.items():
+        rows = _rows_of(found)
+        times = (recorded.clock.elapsed_s(each.time_unix_s) for each in found[::rows])
+        tables[f"{name}{suffix}"] = {
+            "rows": rows,
+            "step": [each.step for each in found[::rows]],
+            "time": [round(each, 1) for each in times],
+        }
+    return tables
+
+
+def _rows_of(records: Sequence[object]) -> int:
+    return max(1, math.ceil(len(records) / MAX_ROWS))
+
+
+def _charts_of(recorded: RecordedRun) -> list[dict[str, Any]]:
+    return [_chart_data(chart, recorded) for chart in (*main_charts(recorded.run), *_DETAILS)]
+
+
+def _overlaid(chart: Mapping[str, Any], run: RecordedRun, number: int) -> dict[str, Any]:
+    """Return a chart with its main curve alone, under the name of its run."""
+    ink, name = _INKS[number - 1], run.run_dir.name or run.run.metadata.name
     curves = [
-        drawn for curve in _curves(chart, steps) for drawn in _curve_data(curve, steps, rows, chart)
+        {**each, "ink": ink, "table": f"{each['table']} {number}", "label": label}
+        for each in chart["curves"]
+        if chart["name"] not in _MANY
+        if (each["ink"] == _INKS[0] and each["style"] == "line") or each["style"] == "dots"
+        for label in [f"{name}, held out" if each["style"] == "dots" else name]
+    ]
+    return {**chart, "curves": curves, "heatmap": None}
+
+
+def _chart_data(chart: Chart, recorded: RecordedRun) -> dict[str, Any]:
+    steps, evaluations = recorded.metrics.steps, recorded.metrics.evaluations
+    curves = [
+        drawn for curve in _curves(chart, steps) for drawn in _curve_data(curve, steps, chart)
     ]
     if chart is _REWARD:
-        held_out = _column(each.accuracy for each in recorded.metrics.evaluations)
-        head = {"label": "held out", "ink": "ink-2", "style": "dots", "table": "evaluations"}
-        curves.append({**head, **_thinned(held_out, rows["evaluations"])})
+        rows, head = _rows_of(evaluations), {"ink": "ink-2", "table": "evaluations"}
+        ends = {"held out": 0.0, "chance, low": -1.0, "chance, high": 1.0}
+        for label, side in ends.items():
+            column = _column(each.accuracy + side * band_of(each) for each in evaluations)
+            style = "reference" if side else "dots"
+            curves.append({**head, "label": label, "style": style, **_thinned(column, rows)})
     bands = [(WARN_SCORE, CRITICAL_SCORE, "warn"), (CRITICAL_SCORE, 1.0, "critical")]
     return {
         "name": chart.name,
@@ -471,7 +441,7 @@ def _chart_data(chart: Chart, recorded: RecordedRun, rows: Mapping[str, int]) ->
             for low, high, level in (bands if chart is _WARNING else [])
         ],
         "curves": curves,
-        "heatmap": _cells(steps, rows["steps"]) if chart is _ESS_BY_LAG else None,
+        "heatmap": _cells(steps, _rows_of(steps)) if chart is _ESS_BY_LAG else None,
     }
 
 
@@ -490,19 +460,20 @@ def _entry(chart: Chart, name: str, step: StepRecord) -> float | None:
 
 
 def _curve_data(
-    curve: Curve, steps: Sequence[StepRecord], rows: Mapping[str, int], chart: Chart
+    curve: Curve, steps: Sequence[StepRecord], chart: Chart
 ) -> Iterable[dict[str, Any]]:
     """Yield a curve, and its smoothed version in front of it if it is long and noisy."""
     head = {"label": curve.label, "ink": curve.ink, "style": curve.style, "table": "steps"}
-    values = _column(map(curve.value, steps))
-    if chart.is_log:
-        values = [value if (value or 0.0) > 0.0 else None for value in values]
+    values, rows = _column(map(curve.value, steps)), _rows_of(steps)
+    if chart.is_log:  # a millionth of the largest is none: it would squeeze the others
+        least = _LEAST_LOG * max((value for value in values if value is not None), default=0.0)
+        values = [value if value is not None and value > least else None for value in values]
     if not curve.is_noisy or len(values) < _FEWEST_SMOOTHED:
-        yield {**head, **_thinned(values, rows["steps"])}
+        yield {**head, **_thinned(values, rows)}
         return
     window = max(5, len(values) // 20 | 1)
-    yield {**head, "label": "each step", "style": "raw", **_thinned(values, rows["steps"])}
-    smooth = _smoothed(values, window)[:: rows["steps"]]
+    yield {**head, "label": "each step", "style": "raw", **_thinned(values, rows)}
+    smooth = _smoothed(values, window)[::rows]
     yield {**head, "label": f"mean of {window}", "low": [_short(value) for value in smooth]}
 
 

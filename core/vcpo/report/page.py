@@ -8,22 +8,21 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from dataclasses import dataclass
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from importlib import resources
 from pathlib import Path
-from statistics import fmean
 
 import jinja2
 from markupsafe import Markup
 
 from vcpo.algo.advantage import BaselineScope
-from vcpo.api import VCPORun, run_to_yaml
+from vcpo.api import run_to_yaml
 from vcpo.api.algorithm import Algorithm
-from vcpo.records.journal import Metrics, failure_of
 from vcpo.report.charts import main_charts, page_data, sections
-from vcpo.report.numbers import UNKNOWN, compact, decimal, duration, finite, whole
-from vcpo.report.recorded_run import MAX_EVENTS, RecordedRun, event_rows, read_run
+from vcpo.report.numbers import compact, decimal, finite, mean, whole
+from vcpo.report.outcome import chance_text, left_out, resume_command
+from vcpo.report.recorded_run import MAX_EVENTS, SPEC_FILE, RecordedRun, event_rows, read_run
 
 REPORT_FILE = "report.html"
 
@@ -54,32 +53,57 @@ def write_page(path: Path, page: str) -> Path:
         unfinished.unlink(missing_ok=True)
 
 
-def render_report(recorded: RecordedRun) -> str:
-    """Return the report of a run as an HTML document, which depends on the argument only."""
+def render_report(recorded: RecordedRun, *others: RecordedRun) -> str:
+    """Return the report of a run as an HTML document, which depends on the arguments only.
+
+    others: laid over the first in each chart; the page then has no samples and no events.
+    """
     run = recorded.run
     style = "".join(map(_asset, STYLES))
     script = "".join(map(_asset, SCRIPTS))
+    main, *charts = main_charts(run)
     content = {
         "run": run,
+        "outcomes": [_outcome(each) for each in (recorded, *others)],
         "recipe": recipe(run.spec.algorithm),
-        "state": recorded.phase,
-        "failure": failure_of(recorded.events),
-        "headlines": headlines(recorded),
-        "findings": recorded.judgements,
-        "charts": main_charts(run),
+        "main": main,
+        "charts": charts,
         "sections": sections(),
         "rows": event_rows(recorded.events[-MAX_EVENTS:]),
         "num_events": len(recorded.events),
         "num_shown": min(MAX_EVENTS, len(recorded.events)),
+        "answers": recorded.answers,
         "samples": recorded.samples,
         "spec_yaml": run_to_yaml(run),
-        "payload": page_data(recorded),
+        "payload": page_data(recorded, *others),
         "style": Markup(style),  # noqa: S704  all are files of this package
         "script": Markup(script),  # noqa: S704
         "style_digest": _digest(style),
         "script_digest": _digest(script),
     }
     return _environment().get_template("report.html.j2").render(content)
+
+
+_SAID = {"complete", "interrupted", "skips"}
+"""Judgements that the page's head says in other words."""
+
+
+def _outcome(recorded: RecordedRun) -> dict[str, object]:
+    """Return what the head of the page says of a run."""
+    phase, metrics = recorded.phase, recorded.metrics
+    can_resume = phase in {"interrupted", "failed"}
+    spec_file = recorded.run_dir / SPEC_FILE
+    return {
+        "name": f"{recorded.run.metadata.name}",
+        "folder": recorded.run_dir.name,
+        "phase": phase,
+        "state": f"{phase} at step {whole(recorded.last_step)}" if can_resume else phase,
+        "headline": recorded.headline,
+        "chance": chance_text(metrics),
+        "findings": [each for each in recorded.judgements if each.name not in _SAID],
+        "resume": resume_command(spec_file, recorded.run_dir) if can_resume else "",
+        "facts": [*(f"Not trained on: {each}" for each in left_out(metrics)), *_facts(recorded)],
+    }
 
 
 def _environment() -> jinja2.Environment:
@@ -135,77 +159,19 @@ def recipe(algorithm: Algorithm) -> tuple[tuple[str, str], ...]:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Headline:
-    """One number in large print."""
-
-    label: str
-    value: str
-    note: str = ""
-
-
-def headlines(recorded: RecordedRun) -> tuple[Headline, ...]:
-    """Return the numbers that a reader wants first."""
-    run, metrics = recorded.run, recorded.metrics
-    taken = metrics.steps[-1].step if metrics.steps else 0
-    return (
-        _accuracy(metrics),
-        Headline(label="Steps", value=whole(taken), note=f"of {whole(run.spec.steps)}"),
-        _wall_time(recorded),
-        _trajectories(metrics),
-        _lag(run, metrics),
-        _ess(metrics),
-    )
-
-
-def _accuracy(metrics: Metrics) -> Headline:
-    if not metrics.evaluations:
-        return Headline(label="Accuracy", value=UNKNOWN, note="not evaluated yet")
-    first, last = metrics.evaluations[0], metrics.evaluations[-1]
-    if first.step == last.step:
-        value = decimal(first.accuracy, ".3f")
-    else:
-        value = f"{decimal(first.accuracy, '.3f')} → {decimal(last.accuracy, '.3f')}"
-    return Headline(label="Accuracy", value=value, note=f"held out, at step {whole(last.step)}")
-
-
-def _wall_time(recorded: RecordedRun) -> Headline:
-    total_s = recorded.clock.total_s
+def _facts(recorded: RecordedRun) -> Iterator[str]:
+    """Yield the numbers of the whole run, a phrase each."""
     steps, num_sessions = recorded.metrics.steps, recorded.clock.num_sessions
-    speeds = [speed for step in steps if (speed := finite(step.tokens_per_s)) is not None]
-    notes = [f"{fmean(speeds):,.0f} tokens/s on average"] if speeds else []
-    if num_sessions > 1:
-        notes.append(f"in {num_sessions} sessions")
-    return Headline(label="Wall time", value=duration(total_s), note=", ".join(notes))
-
-
-def _trajectories(metrics: Metrics) -> Headline:
-    if not metrics.steps:
-        return Headline(label="Trajectories consumed", value=UNKNOWN)
-    last = metrics.steps[-1]
-    note = f"{whole(last.leased)} leased, {whole(sum(last.dropped.values()))} dropped"
-    if last.dropped:
-        reasons = sorted(last.dropped.items(), key=lambda item: (-item[1], item[0]))
-        note += f" ({', '.join(f'{reason} {whole(count)}' for reason, count in reasons)})"
-    return Headline(label="Trajectories consumed", value=whole(last.consumed), note=note)
-
-
-def _lag(run: VCPORun, metrics: Metrics) -> Headline:
-    limit = run.spec.algorithm.max_policy_lag_steps
-    note = f"versions; limit {limit}"
-    means = [mean for step in metrics.steps if (mean := finite(step.lag_mean)) is not None]
-    if not means:
-        return Headline(label="Lag, mean / max", value=UNKNOWN, note=note)
-    worst = max(step.lag_max for step in metrics.steps)
-    value = f"{sum(means) / len(means):.1f} / {worst}"
-    return Headline(label="Lag, mean / max", value=value, note=note)
-
-
-def _ess(metrics: Metrics) -> Headline:
-    known = [step for step in metrics.steps if step.has_weights]
-    if not known:
-        return Headline(label="Lowest ESS ratio", value=UNKNOWN)
-    lowest = min(known, key=lambda step: step.ess_ratio)
-    on_policy = decimal(lowest.on_policy_ess_ratio, ".2f")
-    note = f"at step {whole(lowest.step)}; on-policy {on_policy}"
-    return Headline(label="Lowest ESS ratio", value=decimal(lowest.ess_ratio, ".2f"), note=note)
+    if not steps:
+        return
+    sessions = f", in {num_sessions} sessions" if num_sessions > 1 else ""
+    speed = mean(each for step in steps if (each := finite(step.tokens_per_s)) is not None)
+    yield f"{whole(steps[-1].consumed)} responses, {decimal(speed, ',.0f')} tokens/s{sessions}"
+    lag = mean(each for step in steps if (each := finite(step.lag_mean)) is not None)
+    limit = recorded.run.spec.algorithm.max_policy_lag_steps
+    worst = max(step.lag_max for step in steps)
+    yield f"lag {decimal(lag, '.1f')} versions on average, {worst} at most of {limit}"
+    if known := [step for step in steps if step.has_weights]:
+        low = min(known, key=lambda step: step.ess_ratio)
+        on_policy = f"on-policy {low.on_policy_ess_ratio:.2f}"
+        yield f"lowest ESS ratio {low.ess_ratio:.2f} at step {whole(low.step)} ({on_policy})"

@@ -20,7 +20,10 @@ from vcpo.records.journal import (
     read_events,
     read_metrics,
 )
-from vcpo.records.samples import Sample, read_samples, sampled_steps
+from vcpo.records.samples import Sample, read_answers, read_samples, sampled_steps
+from vcpo.report.numbers import duration, whole
+from vcpo.report.outcome import before_and_after, held_out_text
+from vcpo.service.run_lock import is_locked
 
 SPEC_FILE = "spec.yaml"
 _NONE = Metrics(steps=(), evaluations=())
@@ -34,15 +37,35 @@ class RecordedRun:
     metrics: Metrics
     events: tuple[EventRecord, ...] = ()
     samples: tuple[Sample, ...] = ()
-    """Responses of the first and the last step that kept some."""
+    """Responses of the last and the first step that kept some."""
+    answers: tuple[tuple[Sample, Sample], ...] = ()
+    """`before_and_after` of the evaluations."""
+    run_dir: Path = Path()
+    is_at_work: bool = True
+    """Whether a host or a learner holds the directory."""
 
     @cached_property
     def clock(self) -> RunClock:
         return RunClock(self.metrics, self.events)
 
     @property
+    def last_step(self) -> int:
+        return self.metrics.steps[-1].step if self.metrics.steps else 0
+
+    @property
     def phase(self) -> str:
-        return recorded_phase(self.run.spec, self.metrics, self.events)
+        at_work, spec = self.is_at_work, self.run.spec
+        return recorded_phase(spec, self.metrics, self.events, is_at_work=at_work)
+
+    @property
+    def headline(self) -> str:
+        """What came of the run, in a sentence."""
+        steps = f"{whole(self.last_step)} of {whole(self.run.spec.steps)} steps"
+        if self.last_step == self.run.spec.steps:
+            steps = f"{whole(self.last_step)} steps"
+        taken = f"{steps} ({duration(self.clock.total_s)})"
+        held_out = held_out_text(self.metrics)
+        return f"Held-out reward {held_out} in {taken}" if held_out else taken
 
     @property
     def judgements(self) -> tuple[Judgement, ...]:
@@ -64,7 +87,10 @@ def read_run(run_dir: Path) -> RecordedRun:
         run=load_run(run_dir / SPEC_FILE),
         metrics=read_metrics(run_dir),
         events=read_events(run_dir),
-        samples=tuple(read_samples(run_dir, sorted({*steps[:1], *steps[-1:]}))),
+        samples=tuple(read_samples(run_dir, sorted({*steps[:1], *steps[-1:]}, reverse=True))),
+        answers=tuple(before_and_after(read_answers(run_dir))),
+        run_dir=run_dir,
+        is_at_work=is_locked(run_dir),
     )
 
 

@@ -72,6 +72,17 @@ def run_lock(
         os.close(descriptor)
 
 
+def is_locked(run_dir: Path) -> bool:
+    """Return whether a host or a learner holds its lock on a run directory."""
+    for path in (run_dir / f"{holder}.lock" for holder in LockHolder):
+        with contextlib.suppress(OSError), path.open("rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+    return False
+
+
 def _try_lock(descriptor: int, path: Path) -> bool:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -5,6 +5,7 @@ import math
 import re
 import time
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 
@@ -14,7 +15,7 @@ from vcpo.api import run_to_yaml
 from vcpo.api.algorithm import Algorithm
 from vcpo.records.journal import Journal, Metrics
 from vcpo.report import RecordedRun, render_report, write_report
-from vcpo.report.page import headlines, recipe
+from vcpo.report.page import recipe
 
 HOSTILE = """'"></style></script><script>alert(1)</script><img src=x onerror=alert(1)>"""
 EMPTY = Metrics(steps=(), evaluations=())
@@ -52,37 +53,37 @@ class Elements(HTMLParser):
         return [attributes for tag, attributes in self.tags if tag == name]
 
 
-def test_responses_are_shown_with_their_rewards(run):
+def test_responses_are_shown_with_the_question_the_right_answer_and_their_rewards(run):
     long = "line\n" * 40
+    asked = {"question": "What is 3 + 4?", "answer": "07"}
     samples = (make_sample(step=7, response=HOSTILE), make_sample(response=long, reward=-0.25))
-    recorded = RecordedRun(run=run, metrics=EMPTY, samples=samples)
+    pair = (make_sample(**asked, response="eight", reward=0.5), make_sample(**asked, step=9))
+    recorded = RecordedRun(run=run, metrics=EMPTY, samples=samples, answers=(pair,))
     page = Elements(render_report(recorded))
-    text = " ".join(page.words)
+    text = " ".join(" ".join(page.words).split())
     assert HOSTILE in text
-    assert long in text
-    assert all(word in page.words for word in ("7", "-0.25", "2 + 2 =", "1 0"))
+    assert long in " ".join(page.words)
+    assert "What is 3 + 4? right answer 07 before reward 0.5 eight after step 9 reward 1 4" in text
+    assert all(words in text for words in ("step 7 reward 1", "reward -0.25", "2 + 2 ="))
     assert not page.tags_named("img")
 
 
 @pytest.mark.parametrize("method", ["vcpo", "grpo", "dapo", "vtrace"])
-def test_the_headline_names_the_recipe_in_force_also_where_the_file_leaves_it_to_the_method(
+def test_the_settings_name_the_recipe_in_force_also_where_the_file_leaves_it_to_the_method(
     run, method
 ):
     spec = run.spec.model_copy(update={"algorithm": Algorithm(method=method)})
-    words = " ".join(
-        "".join(Elements(rendered(run.model_copy(update={"spec": spec}))).words).split()
-    )
+    page = rendered(run.model_copy(update={"spec": spec}))
+    words = " ".join("".join(Elements(page).words).partition("Settings")[2].split())
     stages = " · ".join(f"{stage} {value}" for stage, value in recipe(spec.algorithm))
     assert stages in words
-    assert "None" not in words.partition("Accuracy")[0]
+    assert "None" not in stages
 
 
 def test_every_chart_has_a_figure_and_the_other_way_round(run, make_step):
     document = rendered(run, Metrics(steps=(make_step(),), evaluations=()))
     figures = [figure["id"] for figure in Elements(document).tags_named("figure")]
-    assert figures[:6] == [
-        f"chart-{name}" for name in ("reward", "warning", "ess", "step-size", "lag", "ess-by-lag")
-    ]
+    assert figures[:2] == ["chart-reward", "chart-ess"]
     assert figures == [f"chart-{chart['name']}" for chart in data_of(document)["charts"]]
 
 
@@ -153,8 +154,9 @@ def test_the_report_is_written_from_a_run_directory(run, make_step, make_event, 
     journal.event(make_event("gone"))
     path = write_report(tmp_path)
     assert path == tmp_path / "report.html"
-    metrics = Metrics(steps=(make_step(),), evaluations=())
-    assert path.read_text(encoding="utf-8") == rendered(run, metrics, [make_event("gone")])
+    page = path.read_text(encoding="utf-8")
+    assert "gone" in page
+    assert "interrupted at step 1" in page  # nobody holds the directory
 
 
 def test_a_second_report_replaces_the_first_and_leaves_nothing_beside_it(run, tmp_path):
@@ -170,50 +172,65 @@ def test_every_preset_names_its_stages_in_words(method):
     assert all(value and "None" not in value for value in stages.values())
 
 
-def metrics_of(*steps, evaluations=()):
-    return Metrics(steps=steps, evaluations=tuple(evaluations))
+def head_of(run, metrics, events=(), **more):
+    recorded = RecordedRun(run=run, metrics=metrics, events=tuple(events), **more)
+    body = render_report(recorded).partition("<body>")[2].partition("<main>")[0]
+    return " ".join("".join(Elements(body).words).split())
 
 
-def headline(run, metrics, label, events=()):
-    recorded = RecordedRun(run=run, metrics=metrics, events=tuple(events))
-    (found,) = [item for item in headlines(recorded) if item.label == label]
-    return found.value, found.note
+def test_the_head_answers_what_came_of_the_run(run, make_step, make_evaluation, make_event):
+    first, last = make_evaluation(0, 0.35), make_evaluation(4, 0.9)
+    dropped = {"surplus": 2, "generation_failed": 45}
+    lows = [make_step(1, ess_ratio=math.nan), make_step(2, ess_ratio=0.25, lag_max=7)]
+    end = make_step(4, time_unix_s=1031.0, leased=97, in_flight=2, buffered=3, dropped=dropped)
+    metrics = Metrics(steps=(*lows, end), evaluations=(first, last))
+    events = [make_event("", 1000.0, kind="Started"), make_event("", 1031.0, kind="Complete")]
+    assert head_of(run, metrics, events).removeprefix("countdown ") == (
+        "complete Held-out reward 0.35 → 0.90 in 4 steps (31s)"
+        " more than chance, which is ±0.10 with 128 prompts"
+        " Not trained on: 47 of 97 responses: failed 45, more than a batch 2 ·"
+        " 45 responses, 200 tokens/s · lag 1.5 versions on average, 7 at most of 8"
+        " · lowest ESS ratio 0.25 at step 2 (on-policy 0.80)"
+    )
 
 
-def test_accuracy_is_shown_before_and_after(run, make_evaluation):
-    evaluations = [make_evaluation(0, 0.35), make_evaluation(2, 0.5), make_evaluation(4, 0.9)]
-    metrics = metrics_of(evaluations=evaluations)
-    assert headline(run, metrics, "Accuracy") == ("0.350 → 0.900", "held out, at step 4")
-
-
-def test_wall_time_includes_the_start_and_leaves_out_the_pause_before_a_resume(
-    run, make_step, make_event
-):
+def test_an_interrupted_run_says_so_and_how_it_goes_on(run, make_step, make_event):
     events = [
         make_event("", 1000.0, kind="Started"),
         make_event("", 1030.0, kind="Draining"),
         make_event("", 5000.0, kind="Started"),
     ]
-    steps = [make_step(1, time_unix_s=1020.0), make_step(2, time_unix_s=5040.0)]
-    value, note = headline(run, metrics_of(*steps), "Wall time", events)
-    assert (value, note) == ("1m 10s", "200 tokens/s on average, in 2 sessions")
-
-
-def test_trajectories_name_every_reason_to_drop(run, make_step):
-    metrics = metrics_of(make_step(4, leased=1097, consumed=1000, dropped={"lag": 2, "failed": 45}))
-    assert headline(run, metrics, "Trajectories consumed") == (
-        "1,000",
-        "1,097 leased, 47 dropped (failed 45, lag 2)",
+    steps = (make_step(1, time_unix_s=1020.0), make_step(2, time_unix_s=5040.0))
+    told = head_of(
+        run,
+        Metrics(steps=steps, evaluations=()),
+        events,
+        is_at_work=False,
+        run_dir=Path("runs/r-001"),
     )
+    assert "interrupted at step 2 2 of 4 steps (1m 10s)" in told
+    assert "vcpo run runs/r-001/spec.yaml --run-dir runs/r-001 --resume" in told
+    assert "in 2 sessions" in told
+    assert "trains as it should" not in told
 
 
-def test_lag_is_the_mean_of_means_and_the_largest_maximum(run, make_step):
-    steps = [make_step(1, lag_mean=1.0, lag_max=3), make_step(2, lag_mean=2.0, lag_max=7)]
-    assert headline(run, metrics_of(*steps), "Lag, mean / max") == ("1.5 / 7", "versions; limit 8")
+def test_a_failure_is_said_once_with_what_to_do(run, make_event):
+    told = head_of(run, EMPTY, [make_event("no `weights`", kind="Failed")])
+    assert told.count("o weights") == 1
+    assert "No weights. Fix this, then resume the run." in told
 
 
-def test_the_lowest_ess_ratio_is_found_past_steps_without_one(run, make_step):
-    without = [make_step(1, ess_ratio=math.nan), make_step(4, ess_ratio=0.0, skipped="nan")]
-    steps = [without[0], make_step(2, ess_ratio=0.25), make_step(3), without[1]]
-    value = headline(run, metrics_of(*steps), "Lowest ESS ratio")
-    assert value == ("0.25", "at step 2; on-policy 0.80")
+def test_two_runs_lie_over_each_other_in_inks_of_their_own(run, make_step, make_evaluation):
+    records = Metrics(steps=(make_step(),), evaluations=(make_evaluation(0, 0.5),))
+    pair = [RecordedRun(run=run, metrics=records, run_dir=Path(name)) for name in ("a", "b")]
+    data = data_of(page := render_report(*pair))
+    curves = {chart["name"]: chart["curves"] for chart in data["charts"]}
+    assert [(one["label"], one["ink"], one["table"]) for one in curves["reward"]] == [
+        ("a", "ink-1", "steps 1"),
+        ("a, held out", "ink-1", "evaluations 1"),
+        ("b", "ink-2", "steps 2"),
+        ("b, held out", "ink-2", "evaluations 2"),
+    ]
+    assert {len(each) for each in curves.values()} == {0, 2, 4}
+    assert {each["table"] for chart in curves.values() for each in chart} <= set(data["tables"])
+    assert page.count("Held-out reward 0.50 at step 0 in 1 of 4 steps") == 2

@@ -134,7 +134,8 @@ def curves_of(recorded_run, name):
 
 def test_the_reward_is_shown_with_its_evaluations(recorded, make_evaluation):
     found = recorded({"step": 1, "reward_mean": 0.2}, evaluations=[make_evaluation(0, 0.1)])
-    assert curves_of(found, "reward") == {"training": [0.2], "held out": [0.1]}
+    ends = {"held out": [0.1], "chance, low": [0.048028], "chance, high": [0.15197]}
+    assert curves_of(found, "reward") == {"training": [0.2], **ends}
     tables = page_data(found)["tables"]
     assert {name: table["step"] for name, table in tables.items()} == {
         "steps": [1],
@@ -198,7 +199,7 @@ def test_a_skipped_step_does_not_pull_the_smoothed_curve(recorded):
 
 def test_a_long_noisy_curve_gets_a_trend_in_front(recorded):
     found = recorded(*({"step": step, "reward_mean": step % 2} for step in range(1, 41)))
-    raw, trend, _ = chart_of(found, "reward")["curves"]
+    raw, trend, *_ = chart_of(found, "reward")["curves"]
     assert (raw["style"], trend["style"]) == ("raw", "line")
     assert trend["low"][20] == pytest.approx(3 / 5)  # three of the steps 19 to 23 are odd
 
@@ -217,7 +218,7 @@ def test_a_long_run_is_thinned_and_keeps_its_least_and_largest_values(recorded):
     rewards = [0.5] * (2 * MAX_ROWS)
     rewards[7], rewards[8] = -1.0, 2.0
     found = recorded(*({"step": at, "reward_mean": one} for at, one in enumerate(rewards, 1)))
-    raw, trend, _ = chart_of(found, "reward")["curves"]
+    raw, trend, *_ = chart_of(found, "reward")["curves"]
     assert [len(column) for column in (raw["low"], raw["high"], trend["low"])] == [MAX_ROWS] * 3
     assert (raw["low"][3], raw["high"][3]) == (-1.0, 0.5)
     assert (raw["low"][4], raw["high"][4]) == (0.5, 2.0)

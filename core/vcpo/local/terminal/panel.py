@@ -25,11 +25,14 @@ from vcpo.local.terminal.run_view import (
     warning_text,
 )
 from vcpo.report.numbers import UNKNOWN, decimal, duration
+from vcpo.report.outcome import scale_words
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _VALUE_WIDTH = 14
 _TREND_WIDTH = 16
 _EVENTS_SHOWN = 4
+_RAMP_STEPS = 10
+"""First steps, in which the trust region has seen too little to be wide."""
 _HEALTHY_ESS_SHARE = 0.5
 _ALARMING_ESS_SHARE = 0.1
 GRADE_STYLES = {Grade.GOOD: "green", Grade.NOTICE: "bold yellow", Grade.BAD: "bold red"}
@@ -141,10 +144,10 @@ def _numbers(view: RunView, rewards: str, ess_ratios: str) -> Table:
     for style in ("dim", "", "dim", ""):
         table.add_column(style=style, no_wrap=True)
     reward = _with_trend(of_last_step(view, "reward_mean", ".3f"), "bold", rewards)
-    accuracy = Text(decimal(signals.accuracy, ".3f"), "bold")
+    held_out = Text(decimal(signals.accuracy, ".3f"), "bold")
     on_policy = of_last_step(view, "on_policy_ess_ratio", ".2f")
     ess = f"{of_last_step(view, 'ess_ratio', '.2f')} of {on_policy}"
-    table.add_row("reward", reward, "accuracy", accuracy)
+    table.add_row("reward", reward, "held out", held_out)
     lag = Text(lag_text(view), "bold red" if view.is_lag_broken else "")
     table.add_row("ESS ratio", _with_trend(ess, ess_style(view), ess_ratios), "lag", lag)
     is_short = view.workers_ready < view.workers_desired
@@ -168,8 +171,14 @@ def _with_trend(value: str, style: str, trend: str) -> Text:
 
 def rate_text(view: RunView) -> str:
     """Return the effective learning rate and its factors."""
-    rate = view.signals.effective_rate
-    return UNKNOWN if rate is None else str(rate)
+    rate, step = view.signals.effective_rate, view.signals.step
+    if rate is None:
+        return UNKNOWN
+    scale = scale_words(view.run.spec.algorithm)
+    if scale != "ESS" and 0.0 < rate.scale < 1.0 and step <= _RAMP_STEPS:  # it doubles each step
+        full = step + math.ceil(-math.log2(rate.scale))
+        return f"{rate.rate:.3g} (begins low: x{rate.scale:.2g}, full by about step {full})"
+    return rate.text(scale)
 
 
 def rate_style(view: RunView) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -97,8 +98,7 @@ def ended_view(run: VCPORun, run_dir: Path, *, now_s: float) -> RunView:
     now_s: Unix time.
     """
     records = read_metrics(run_dir)
-    phase = recorded_phase(run.spec, records, read_events(run_dir))
-    phase = "stopped" if phase in {"unfinished", "no steps yet"} else phase
+    phase = recorded_phase(run.spec, records, read_events(run_dir), is_at_work=False)
     times = [step.time_unix_s for step in records.steps] or [now_s]
     times += [each.time_unix_s for each in records.evaluations]
     return RunView(
@@ -171,8 +171,8 @@ class EventFeed:
         """Return the lines to show of the events since the last call."""
         lines = []
         for event in self._tail.read():
-            if event.source == self._own_source:
-                continue
+            if event.source == self._own_source or event.level >= logging.ERROR:
+                continue  # the last words of a failed run are its error
             kind = (event.source, event.kind)
             self._seen[kind] += 1
             if event.kind in _ALWAYS_SHOWN:

@@ -12,12 +12,14 @@ from typing import Any, Final
 from vcpo.api import VCPORun
 from vcpo.judgement import Evidence, Grade, ended_phase, judgements, run_collapse
 from vcpo.local.run_dir import RunDir
+from vcpo.local.terminal.run_view import printable
 from vcpo.records.exported_model import ExportedModel
 from vcpo.records.journal import Metrics, read_metrics
-from vcpo.records.samples import Sample, read_answers
+from vcpo.records.samples import Sample
 from vcpo.records.step_record import StepRecord
-from vcpo.report.numbers import mean
-from vcpo.report.recorded_run import recorded_signals
+from vcpo.report.numbers import duration, mean, whole
+from vcpo.report.outcome import chance_text, held_out_text, left_out, resume_command
+from vcpo.report.recorded_run import RecordedRun, recorded_signals
 
 
 def run_summary(run_dir: Path, ending: Ending) -> dict[str, Any]:
@@ -31,15 +33,15 @@ def run_summary(run_dir: Path, ending: Ending) -> dict[str, Any]:
     """
     metrics = read_metrics(run_dir)
     model = ExportedModel.read(RunDir(run_dir).model)
-    steps = metrics.steps
+    steps, accuracies = metrics.steps, [each.accuracy for each in metrics.evaluations]
     taken = [step for step in steps if step.skipped is None]
     # A step with weights that are not finite reports an ESS ratio of 0, which no batch can have.
     ess_ratios = [step.ess_ratio for step in steps if step.ess_ratio > 0]
     last = steps[-1] if steps else None
     return {
         "state": ending.name.lower(),
-        "accuracy_before": _accuracy(metrics, 0),
-        "accuracy_after": _accuracy(metrics, -1),
+        "accuracy_before": accuracies[0] if accuracies else None,
+        "accuracy_after": accuracies[-1] if len(accuracies) > 1 else None,
         "steps": last.step if last else 0,
         "skipped_steps": len(steps) - len(taken),
         "seconds_per_step": mean(step.idle_s + step.step_s for step in steps),
@@ -85,10 +87,6 @@ def _collapse(metrics: Metrics) -> dict[str, Any] | None:
     }
 
 
-def _accuracy(metrics: Metrics, index: int) -> float | None:
-    return metrics.evaluations[index].accuracy if metrics.evaluations else None
-
-
 class Ending(IntEnum):
     """How a local run ended; the value is the exit status of `vcpo run`."""
 
@@ -127,29 +125,39 @@ def outcome_of_complete(run: VCPORun, metrics: Metrics) -> RunOutcome:
     return RunOutcome(ending=ending, message=message)
 
 
-_PROMPT_CHARACTERS: Final = 72
-_RESPONSE_CHARACTERS: Final = 60
+_SHOWN_PAIRS: Final = 3
+_SHOWN_CHARACTERS: Final = 72
 
 
-def answer_lines(run_dir: Path) -> Iterator[str]:
-    """Yield a line for each prompt that the first and the last evaluation show, and its answers."""
-    evaluations = read_answers(run_dir)
-    if len(evaluations) < 2:
-        return
-    after = {each.prompt_index: each for each in evaluations[-1]}
-    for before in evaluations[0]:
-        if before.prompt_index in after:
-            yield f"...{_one_line(before.prompt)[-_PROMPT_CHARACTERS:]}"
-            yield f"    before  {_format_answer(before)}"
-            yield f"    after   {_format_answer(after[before.prompt_index])}"
+def end_lines(recorded: RecordedRun, ending: Ending, report: Path | None) -> Iterator[str]:
+    """Yield how a run ended, and prompts whose answers have another reward than before."""
+    metrics, at = recorded.metrics, ""
+    if ending in {Ending.INTERRUPTED, Ending.FAILED}:
+        at = f" at step {whole(recorded.last_step)}"
+    yield f"{ending.name.lower().replace('_', ' ')}{at}"
+    if held_out := held_out_text(metrics):
+        chance = chance_text(metrics)
+        yield f"held-out reward  {held_out}{chance and f' ({chance})'}"
+    steps = f"{whole(recorded.last_step)} of {whole(recorded.run.spec.steps)}"
+    yield f"steps            {steps}, in {duration(recorded.clock.total_s)}"
+    yield from (f"left out         {each}" for each in left_out(metrics))
+    if report is not None:
+        yield f"report           {report}"
+    changed = [pair for pair in recorded.answers if pair[0].reward != pair[1].reward]
+    for before, after in changed[:_SHOWN_PAIRS]:
+        answer = f"  (right: {_one_line(before.answer)})" if before.answer else ""
+        yield f"{_one_line(before.question or before.prompt)}{answer}"
+        yield f"    before  {_format_answer(before)}"
+        yield f"    after   {_format_answer(after)}"
 
 
 def _format_answer(answer: Sample) -> str:
-    return f"{_one_line(answer.response)[:_RESPONSE_CHARACTERS]}  (reward {answer.reward:g})"
+    return f"{_one_line(answer.response)}  (reward {answer.reward:g})"
 
 
 def _one_line(text: str) -> str:
-    return " ".join("".join(each if each.isprintable() else " " for each in text).split())
+    line = " ".join(printable(text).split())
+    return line if len(line) <= _SHOWN_CHARACTERS else f"{line[: _SHOWN_CHARACTERS - 3]}..."
 
 
 def interruption_notice(
@@ -160,9 +168,7 @@ def interruption_notice(
     checkpoint_step: step of the newest checkpoint; None if there is none.
     last_step: the last step in the journal, 0 if there is none.
     """
-    resume = (
-        f"`{shlex.join(['vcpo', 'run', str(run_file), '--run-dir', str(run_dir), '--resume'])}`"
-    )
+    resume = f"`{resume_command(run_file, run_dir)}`"
     export = f"`{shlex.join(['vcpo', 'export', str(run_dir)])}`"
     start = checkpoint_step or 0
     later = f"step {last_step}" if last_step == start + 1 else f"steps {start + 1} to {last_step}"

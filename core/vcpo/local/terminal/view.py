@@ -130,7 +130,7 @@ def plain_line(view: RunView) -> str:
     facts = [
         f"{view.phase} {signals.step}/{view.total_steps}",
         f"reward {of_last_step(view, 'reward_mean', '.3f')}",
-        f"accuracy {decimal(signals.accuracy, '.3f')}",
+        f"held out {decimal(signals.accuracy, '.3f')}",
         f"ess {of_last_step(view, 'ess_ratio', '.2f')} (on-policy {on_policy})",
         f"lr {rate_text(view)}",
         f"lag {lag_text(view)}",

@@ -107,7 +107,7 @@ const load = (data) => {
   document.querySelector(".toolbar").hidden = !page.drawn.some(({ figure }) => !figure.hidden);
   for (const grid of document.querySelectorAll(".charts.small")) {
     const shown = grid.querySelectorAll("figure:not([hidden])").length;
-    grid.classList.toggle("by-three", shown % 4 !== 0 && shown > 4);
+    grid.classList.toggle("by-three", shown % 4 === 1 || shown % 3 === 0);
   }
   redraw();
 };

@@ -61,7 +61,7 @@ async def test_a_refused_update_is_a_version_too(make_learner, tmp_path):
     await learner.run()
     assert [step.skipped for step in read_metrics(tmp_path).steps] == [None, "no_gradient", None]
     assert [event.message for event in read_events(tmp_path) if event.kind == "StepSkipped"] == [
-        "step 2: all responses to a prompt have the same reward, so none is better than another"
+        "step 2: all rewards of every prompt are equal: it is solved, or there is nothing to learn"
     ]
 
 
@@ -244,7 +244,7 @@ async def test_a_run_that_collapsed_ends_with_that_word_in_events_and_signals(
     assert await learner.run() is RunPhase.COMPLETE
     told = learner.signals.message().collapse
     assert told == lasting_collapse(read_metrics(tmp_path))
-    assert told.startswith("The run collapsed: the accuracy on held-out prompts fell from 1 ")
+    assert told.startswith("The run collapsed: the held-out reward fell from 1 ")
     last = read_events(tmp_path)[-1]
     assert (last.kind, last.message) == ("Collapsed", f"3 steps; the model is saved. {told}")
 

@@ -11,15 +11,17 @@ from tests.fixtures.records import EVALUATION, STEP
 from tests.fixtures.run_views import view_with
 from tests.fixtures.samples import make_sample
 from tests.fixtures.signals import signals_message
-from vcpo.api import parse_run
+from vcpo.api import parse_run, run_to_yaml
+from vcpo.judgement import skip_cause
 from vcpo.learner_control import run_signals
 from vcpo.local.terminal.panel import sparkline
 from vcpo.local.terminal.run_view import EventFeed, RunView, run_view
-from vcpo.local.terminal.summary import Ending, answer_lines, interruption_notice, run_summary
+from vcpo.local.terminal.summary import Ending, end_lines, interruption_notice, run_summary
 from vcpo.local.terminal.view import PlainView, RichView, make_view, plain_line
 from vcpo.records.exported_model import ExportedModel, ExportKind
 from vcpo.records.journal import EventRecord, EventTail, Journal
 from vcpo.records.samples import write_answers
+from vcpo.report.recorded_run import read_run
 from vcpo.wire.v1 import control_pb2, work_pb2
 
 RUN = parse_run("""
@@ -178,17 +180,36 @@ def test_a_run_without_records_has_an_empty_summary(tmp_path):
     assert summary["ess_ratio_min"] is summary["policy_lag_max"] is None
 
 
-FIRST = make_sample(prompt="<s>\nWhat is 2 + 2?", response="five\x1b[2J", reward=0.0)
-LAST = make_sample(prompt="<s>\nWhat is 2 + 2?", response="4</s>", reward=1.0)
+def test_a_single_evaluation_is_no_second_one(tmp_path):
+    Journal(tmp_path).evaluation(EVALUATION)
+    summary = run_summary(tmp_path, Ending.INTERRUPTED)
+    assert (summary["accuracy_before"], summary["accuracy_after"]) == (0.125, None)
 
 
-def test_each_prompt_has_its_first_and_its_last_answer_and_a_terminal_obeys_none_of_them(tmp_path):
-    for step, answers in ((0, [FIRST]), (2, []), (4, [make_sample(prompt_index=9), LAST])):
-        write_answers(tmp_path, step, answers)
-    assert list(answer_lines(tmp_path)) == [
-        "...<s> What is 2 + 2?",
+def test_a_run_ends_with_what_came_of_it_and_the_prompts_whose_reward_changed(tmp_path):
+    journal = Journal(tmp_path)
+    (tmp_path / "spec.yaml").write_text(run_to_yaml(RUN))
+    for step, accuracy in ((0, 0.25), (2, 0.75)):
+        journal.evaluation(replace(EVALUATION, step=step, accuracy=accuracy))
+    dropped = {"generation_failed": 40, "lag_exceeded": 2}
+    journal.step(replace(STEP, step=1, skipped="no_gradient"))
+    journal.step(replace(STEP, step=2, time_unix_s=1030.0, dropped=dropped))
+    asked = {"question": "What is\n2 + 2?", "answer": "4"}
+    same = make_sample(prompt_index=1, reward=1.0)
+    before = make_sample(**asked, response="five\x1b[2J", reward=0.0)
+    write_answers(tmp_path, 0, [same, before])
+    write_answers(tmp_path, 2, [same, make_sample(prompt_index=9), make_sample(**asked)])
+    ended = list(end_lines(read_run(tmp_path), Ending.INTERRUPTED, Path("r.html")))
+    assert ended == [
+        "interrupted at step 2",
+        "held-out reward  0.25 -> 0.75 (more than chance, which is ±0.15 with 64 prompts)",
+        "steps            2 of 300, in 31s",
+        "left out         42 of 128 responses: failed 40, too old 2",
+        f"left out         1 of 2 steps: {skip_cause('no_gradient')}",
+        "report           r.html",
+        "What is 2 + 2?  (right: 4)",
         "    before  five [2J  (reward 0)",
-        "    after   4</s>  (reward 1)",
+        "    after   4  (reward 1)",
     ]
 
 
@@ -303,12 +324,17 @@ def test_a_message_cannot_steer_the_terminal_or_the_markup():
 
 def test_a_log_line_holds_every_fact():
     assert plain_line(VIEW) == (
-        "training 120/400  reward 0.431  accuracy 0.380  ess 0.71 (on-policy 0.92)  "
-        "lr 1.25e-07 (ESS x0.88, backoff x0.25)  "
+        "training 120/400  reward 0.431  held out 0.380  ess 0.71 (on-policy 0.92)  "
+        "lr 1.25e-07 (trust region x0.88, backoff x0.25)  "
         "lag p50 2 max 5 of 8  lag limit 4  warning critical 0.71  "
         "cut 70%  equal groups 25%  prompt 46 tok  "
         "buffered 48  in flight 96  workers 1/2  1,234 tok/s  elapsed 2m 13s  eta 5m 11s"
     )
+
+
+def test_a_rate_that_begins_low_says_when_it_is_full():
+    first = view_with(step=1, learning_rate_scale=1 / 32, learning_rate_backoff=1.0)
+    assert "lr 1.25e-07 (begins low: x0.031, full by about step 6)" in plain_line(first)
 
 
 def test_the_first_update_is_printed_at_once_and_the_next_when_it_is_due(plain, out, clock):

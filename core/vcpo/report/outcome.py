@@ -1,0 +1,83 @@
+"""What came of a run, in sentences that the terminal and the report share."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from vcpo.algo.ess.learning_rate import LearningRateRule
+from vcpo.algo.health.collapse import share_error
+from vcpo.api.algorithm import Algorithm
+from vcpo.judgement import skip_cause
+from vcpo.records.journal import EvaluationRecord, Metrics
+from vcpo.records.reasons import drop_words
+from vcpo.records.samples import Sample
+from vcpo.report.numbers import whole
+
+_CONFIDENT = 1.96
+"""Standard errors that chance stays within, 19 times of 20."""
+
+
+def held_out_text(metrics: Metrics) -> str:
+    """Return the held-out reward before and after, as `0.32 -> 0.98`; empty without evaluation."""
+    if not (found := metrics.evaluations):
+        return ""
+    if found[0].step == found[-1].step:
+        return f"{found[0].accuracy:.2f} at step {whole(found[0].step)}"
+    return f"{found[0].accuracy:.2f} -> {found[-1].accuracy:.2f}"
+
+
+def band_of(evaluation: EvaluationRecord) -> float:
+    """Return how far chance moves an evaluation; 0 if its rewards are not from 0 to 1."""
+    return _CONFIDENT * share_error(evaluation.accuracy, evaluation.num_trajectories)
+
+
+def chance_text(metrics: Metrics) -> str:
+    """Return whether the change of the held-out reward is more than chance; empty if unknown."""
+    ends = [metrics.evaluations[0], metrics.evaluations[-1]] if metrics.evaluations else []
+    band = math.hypot(*map(band_of, ends))
+    if not band or ends[0].step == ends[-1].step:
+        return ""
+    moved = abs(ends[0].accuracy - ends[-1].accuracy) > band
+    prompts = f"{min(each.num_trajectories for each in ends)} prompts"
+    return f"{'more' if moved else 'no more'} than chance, which is ±{band:.2f} with {prompts}"
+
+
+def left_out(metrics: Metrics) -> Iterator[str]:
+    """Yield what was not trained on, and why."""
+    if not metrics.steps:
+        return
+    last = metrics.steps[-1]
+    if dropped := Counter(last.dropped):
+        reasons = ", ".join(f"{drop_words(name)} {whole(n)}" for name, n in dropped.most_common())
+        yield f"{whole(dropped.total())} of {whole(last.leased)} responses: {reasons}"
+    skipped = Counter(skip_cause(each.skipped) for each in metrics.steps if each.skipped)
+    for cause, number in skipped.most_common():
+        yield f"{number} of {len(metrics.steps)} steps: {cause}"
+
+
+def before_and_after(evaluations: Sequence[Sequence[Sample]]) -> list[tuple[Sample, Sample]]:
+    """Return the answers to each prompt of the first and the last evaluation.
+
+    Those whose reward changed most come first.
+    """
+    if len(evaluations) < 2:
+        return []
+    after = {each.prompt_index: each for each in evaluations[-1]}
+    pairs = [(each, after[each.prompt_index]) for each in evaluations[0]
+             if each.prompt_index in after]  # fmt: skip
+    return sorted(pairs, key=lambda pair: -abs(pair[1].reward - pair[0].reward))
+
+
+def scale_words(algorithm: Algorithm) -> str:
+    """Return what scales the learning rate of a run's steps."""
+    is_region = algorithm.loss_config.learning_rate_rule is LearningRateRule.TRUST_REGION
+    return "trust region" if is_region else "ESS"
+
+
+def resume_command(run_file: Path, run_dir: Path) -> str:
+    """Return the command that goes on with a run."""
+    return shlex.join(["vcpo", "run", str(run_file), "--run-dir", str(run_dir), "--resume"])
