@@ -21,9 +21,19 @@ USER_ERROR = 2
 """Exit status when an option, a file or this machine must be fixed first."""
 
 
+def say(line: str) -> None:
+    """Print a result; brackets in it are no markup."""
+    OUT.print(line, soft_wrap=True, markup=False, highlight=False)
+
+
+def tell(line: str, style: str = "") -> None:
+    """Print a warning or an error."""
+    ERR.print(line, style=style, soft_wrap=True, markup=False, highlight=False)
+
+
 def fail(message: str) -> NoReturn:
-    """Print an error that the user can cure, and exit."""
-    ERR.print(message, style="red", markup=False, highlight=False, soft_wrap=True)
+    """Print an error that the user can fix, and exit."""
+    tell(message, "red")
     raise typer.Exit(USER_ERROR)
 
 

@@ -31,8 +31,8 @@ def events(run_dir: Run) -> None:
     """
     require_run(run_dir)
     for row in event_rows(sorted(read_events(run_dir), key=lambda event: event.time_unix_s)):
-        event, number = row.last, len(row.events)
-        since = f" ({number:,} of these since {_moment(row.events[0])})" if number > 1 else ""
+        event, number = row[-1], len(row)
+        since = f" ({number:,} of these since {_moment(row[0])})" if number > 1 else ""
         line = Text.assemble(
             (f"{_moment(event)}  ", "dim"),
             (f"{event.source:<8} ", "cyan"),

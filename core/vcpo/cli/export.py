@@ -13,7 +13,7 @@ from rich.progress import track
 from vcpo.api import SpecError, load_run
 from vcpo.api.errors import problems_of
 from vcpo.api.tracking import Sink, SinkName, Tracking, WandbMode
-from vcpo.cli.console import ERR, OUT, fail, require_modules, require_run
+from vcpo.cli.console import ERR, fail, require_modules, require_run, say
 from vcpo.local.external_commands import EXPORT_MODULES, ExportOptions, exec_export
 from vcpo.local.run_dir import RunDir
 from vcpo.tracking.follow import RecordTail, missing_records
@@ -162,11 +162,7 @@ def _copy_records(run_dir: Path, given: dict[str, str | None]) -> None:
     except Exception as error:  # noqa: BLE001 - a client of a service may raise anything
         fail(f"--to {settings.name}: {type(error).__name__}: {error}")
     where = settings.directory or settings.url or ""
-    OUT.print(
-        f"{len(missing)} records copied to {settings.name}{where and ': '}{where}",
-        soft_wrap=True,
-        markup=False,
-    )
+    say(f"{len(missing)} records copied to {settings.name}{where and ': '}{where}")
 
 
 def _settings(tracking: Tracking, run_dir: Path, given: dict[str, str | None]) -> Sink:

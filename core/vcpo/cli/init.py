@@ -12,7 +12,7 @@ from typing import Annotated, Final
 
 import typer
 
-from vcpo.cli.console import OUT, fail, writing
+from vcpo.cli.console import fail, say, writing
 
 _MODEL: Final = "HuggingFaceTB/SmolLM2-135M-Instruct"
 _RUN: Final = Template("""\
@@ -124,4 +124,4 @@ def init(
         with writing("--folder", folder):
             folder.mkdir(parents=True, exist_ok=True)
             (folder / name).write_text(text, encoding="utf-8")
-        OUT.print(str(folder / name), soft_wrap=True, markup=False, highlight=False)
+        say(str(folder / name))

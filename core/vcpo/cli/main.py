@@ -24,7 +24,7 @@ from vcpo.api import (
     missing_gpus,
     with_gpu_defaults,
 )
-from vcpo.cli.console import ERR, OUT, fail, writing
+from vcpo.cli.console import OUT, fail, say, tell, writing
 from vcpo.cli.events import events, logs
 from vcpo.cli.export import export
 from vcpo.cli.init import init
@@ -159,14 +159,12 @@ def validate(file: RunFile, changes: Changes = None) -> None:
     in_cluster = (f"in a cluster: {each}" for each in missing_gpus(loaded.spec))
     warn(loaded, [*slow, *found.warnings, *in_cluster])
     for problem in gpu_problems(loaded):  # the file may be for another machine
-        ERR.print(f"warning: {problem}", soft_wrap=True, markup=False)
+        tell(f"warning: {problem}")
     batch = loaded.spec.batch
-    OUT.print(
+    say(
         f"{file}: valid. {loaded.metadata.name}: {loaded.spec.steps} steps of "
         f"{batch.prompts_per_step} prompts x {batch.trajectories_per_prompt} trajectories, "
-        f"lag at most {loaded.spec.algorithm.max_policy_lag_steps} versions.",
-        soft_wrap=True,
-        markup=False,
+        f"lag at most {loaded.spec.algorithm.max_policy_lag_steps} versions."
     )
 
 
@@ -176,8 +174,6 @@ app.command()(samples)
 app.command()(events)
 app.command()(logs)
 app.command()(report)
-
-
 app.command()(export)
 
 
@@ -219,7 +215,7 @@ def _train(loaded: VCPORun, directory: RunDir, options: HostOptions) -> RunOutco
     loaded = with_one_replica(loaded)
     with writing("--run-dir", directory.path):
         directory.create(loaded)
-    OUT.print(f"run directory: {directory.path}", soft_wrap=True, markup=False)
+    say(f"run directory: {directory.path}")
     with make_view(OUT) as view:
         return asyncio.run(Host(loaded, directory, view, options).run())
 
@@ -251,7 +247,7 @@ def _show_end(file: Path, directory: RunDir, outcome: RunOutcome, *, as_json: bo
     report_path = _report(directory)
     recorded = read_run(directory.path)
     for line in end_lines(recorded, outcome.ending, report_path):
-        OUT.print(line, soft_wrap=True, markup=False, highlight=False)
+        say(line)
     if outcome.ending is Ending.INTERRUPTED:
         notice = interruption_notice(
             file,
@@ -259,16 +255,13 @@ def _show_end(file: Path, directory: RunDir, outcome: RunOutcome, *, as_json: bo
             checkpoint_step=directory.newest_checkpoint_step,
             last_step=recorded.last_step,
         )
-        OUT.print(notice, soft_wrap=True, markup=False, highlight=False)
+        say(notice)
     if outcome.message:
-        fix = ""
-        if outcome.ending is Ending.FAILED:
-            fix = f"\nFix this, then: {resume_command(file, directory.path)}"
-        message = f"{outcome.message}{fix}"
-        ERR.print(message, style="red", markup=False, highlight=False, soft_wrap=True)
+        has_failed = outcome.ending is Ending.FAILED
+        fix = f"\nFix this, then: {resume_command(file, directory.path)}" if has_failed else ""
+        tell(f"{outcome.message}{fix}", "red")
     if as_json:
-        summary = json.dumps(run_summary(directory.path, outcome.ending))
-        OUT.print(summary, soft_wrap=True, markup=False, highlight=False)
+        say(json.dumps(run_summary(directory.path, outcome.ending)))
 
 
 def _report(directory: RunDir) -> Path | None:
@@ -276,11 +269,9 @@ def _report(directory: RunDir) -> Path | None:
     try:
         return write_report(directory.path)
     except OSError as error:
-        ERR.print(
+        tell(
             f"report: not written, {error.strerror} ({directory.path}); after fixing that,"
-            f" `vcpo report {directory.path}` writes it",
-            soft_wrap=True,
-            markup=False,
+            f" `vcpo report {directory.path}` writes it"
         )
         return None
 
@@ -292,17 +283,14 @@ def _end_if_complete(loaded: VCPORun, directory: RunDir, *, as_json: bool) -> No
         return
     outcome = outcome_of_complete(loaded, read_metrics(directory.path))
     ended = "collapsed" if outcome.ending is Ending.COLLAPSED else "complete"
-    OUT.print(
+    say(
         f"already {ended}: {model.step} steps; the model is in {directory.model}. To continue,"
-        " raise `steps` in the file.",
-        soft_wrap=True,
-        markup=False,
+        " raise `steps` in the file."
     )
     if outcome.message:
-        ERR.print(outcome.message, style="red", markup=False, highlight=False, soft_wrap=True)
+        tell(outcome.message, "red")
     if as_json:
-        summary = json.dumps(run_summary(directory.path, outcome.ending))
-        OUT.print(summary, soft_wrap=True, markup=False, highlight=False)
+        say(json.dumps(run_summary(directory.path, outcome.ending)))
     raise typer.Exit(int(outcome.ending))
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from vcpo.api import SpecError
-from vcpo.cli.console import ERR, OUT, fail, require_run, writing
+from vcpo.cli.console import ERR, fail, require_run, say, writing
 from vcpo.report import REPORT_FILE, render_report
 from vcpo.report.page import write_page
 from vcpo.report.recorded_run import read_run
@@ -41,4 +41,4 @@ def report(
     path = output or run_dirs[0] / (REPORT_FILE if len(run_dirs) == 1 else "comparison.html")
     with writing("--output" if output else "RUN_DIR", path if output else path.parent):
         write_page(path, page)
-    OUT.print(str(path), soft_wrap=True, markup=False)
+    say(str(path))

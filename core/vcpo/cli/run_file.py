@@ -17,7 +17,7 @@ from vcpo.api import (
     load_run,
     rollout_warnings,
 )
-from vcpo.cli.console import ERR, fail
+from vcpo.cli.console import ERR, fail, tell
 from vcpo.local.preflight import (
     MachineFindings,
     MissingPackagesError,
@@ -66,11 +66,13 @@ def refuse(file: Path, problems: Iterable[FieldProblem], modules: Sequence[str] 
 
 def warn(loaded: VCPORun, of_machine: Iterable[str]) -> None:
     """Print what is seldom wanted of a run, and what could not be checked on this machine."""
-    for warning in algorithm_warnings(loaded.spec.algorithm):
-        ERR.print(f"warning: spec.algorithm: {warning}", soft_wrap=True, markup=False)
-    for warning in batch_warnings(loaded.spec.batch, loaded.spec.algorithm):
-        ERR.print(f"warning: spec.batch: {warning}", soft_wrap=True, markup=False)
-    for warning in rollout_warnings(loaded.spec.model, loaded.spec.rollouts):
-        ERR.print(f"warning: spec.rollouts: {warning}", soft_wrap=True, markup=False)
-    for warning in of_machine:
-        ERR.print(f"warning: {warning}", soft_wrap=True, markup=False)
+    spec = loaded.spec
+    found = {
+        "spec.algorithm: ": algorithm_warnings(spec.algorithm),
+        "spec.batch: ": batch_warnings(spec.batch, spec.algorithm),
+        "spec.rollouts: ": rollout_warnings(spec.model, spec.rollouts),
+        "": of_machine,
+    }
+    for field, warnings in found.items():
+        for warning in warnings:
+            tell(f"warning: {field}{warning}")

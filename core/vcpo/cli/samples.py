@@ -9,19 +9,20 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.text import Text
 
 from vcpo.api import with_gpu_defaults
-from vcpo.cli.console import ERR, OUT, fail, require_run
+from vcpo.cli.console import ERR, fail, require_run, say, tell
 from vcpo.cli.run_file import Changes, RunFile, load_file, refuse
 from vcpo.local.models import hub_problems, model_problems
 from vcpo.local.processes.gpu_check import local_gpu_use
 from vcpo.local.terminal.run_view import printable
 from vcpo.local.terminal.samples import (
-    TrialFacts,
     choose_samples,
+    fact_lines,
     prompt_lines,
     response_lines,
+    trial_advice,
+    trial_facts,
 )
 from vcpo.local.trial import TrialError, try_run
 from vcpo.records.samples import Sample, evenly_by_reward, read_samples, sampled_steps
@@ -67,28 +68,30 @@ def try_file(
     seconds = 0.0
     try:
         with ERR.status("loading the model") as status:
-            for message in try_run(loaded, prompts, shows_tokens=tokens, tell=_tell):
+            for message in try_run(
+                loaded, prompts, shows_tokens=tokens, tell=lambda line: tell(printable(line), "dim")
+            ):
                 status.update("sampling")
                 match message:
                     case AnsweredPrompt():
                         found += message.samples
                         _show_group(message.samples, answers, as_json=as_json)
                     case FailedPrompt():
-                        _tell(f"prompt {message.prompt_index} failed: {message.why}")
+                        tell(f"prompt {message.prompt_index} failed: {message.why}")
                     case TrialEnd():
                         seconds = message.seconds
     except TrialError as error:
         fail(str(error))
     if not found:
         raise typer.Exit(_FAILED)
-    facts = TrialFacts.of(found, seconds)
+    facts = trial_facts(found, seconds)
     if as_json:
-        typer.echo(json.dumps(dataclasses.asdict(facts)))
+        typer.echo(json.dumps(facts))
         return
-    for line in facts.lines():
-        _print(line)
-    for advice in facts.advice():
-        ERR.print(f"note: {advice}", style="yellow", soft_wrap=True, markup=False, highlight=False)
+    for line in fact_lines(facts):
+        say(line)
+    for advice in trial_advice(facts):
+        tell(f"note: {advice}", "yellow")
 
 
 def samples(
@@ -130,14 +133,14 @@ def samples(
         read_samples(run_dir, steps), best=best, worst=worst, grep=grep, limit=limit
     )
     if not found:
-        ERR.print(f"{run_dir}: no such answer is kept", soft_wrap=True, markup=False)
+        tell(f"{run_dir}: no such answer is kept")
         raise typer.Exit(_FAILED)
     for each in found:
         if as_json:
             typer.echo(json.dumps(dataclasses.asdict(each)))
         else:
             for line in (*prompt_lines(each), *response_lines(each), ""):
-                _print(line)
+                say(line)
 
 
 def _show_group(group: Sequence[Sample], most: int, *, as_json: bool) -> None:
@@ -147,16 +150,12 @@ def _show_group(group: Sequence[Sample], most: int, *, as_json: bool) -> None:
             typer.echo(json.dumps(dataclasses.asdict(each)))
         return
     for line in prompt_lines(group[0]):
-        _print(line)
+        say(line)
     for each in evenly_by_reward(group, group[0].group_rewards, most):
         for line in response_lines(each):
-            _print(line)
-    _print("")
-
-
-def _print(line: str) -> None:
-    OUT.print(Text(line), soft_wrap=True)
+            say(line)
+    say("")
 
 
 def _tell(line: str) -> None:
-    ERR.print(Text(printable(line), style="dim"), soft_wrap=True)
+    tell(printable(line), "dim")

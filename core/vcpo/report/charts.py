@@ -17,7 +17,6 @@ from typing import Any, Final
 from vcpo.algo.health.early_warning import CRITICAL_SCORE, WARN_SCORE
 from vcpo.algo.health.lag_breakdown import LAG_BUCKETS
 from vcpo.api import VCPORun
-from vcpo.api.optimizer import FINAL_LEARNING_RATE_RATIO, Schedule
 from vcpo.judgement import skip_cause
 from vcpo.records.journal import EvaluationRecord
 from vcpo.records.reasons import drop_words
@@ -63,9 +62,7 @@ class Chart:
     """Identifier in the page, e.g. `ess`."""
     title: str
     unit: str
-    """Unit of the vertical axis, in words."""
     caption: str
-    """One sentence or two."""
     topic: str = ""
     """Question that it helps to answer; empty for a main chart."""
     curves: tuple[Curve, ...] = ()
@@ -283,12 +280,6 @@ def sections() -> dict[str, tuple[Chart, ...]]:
 
 
 def _rate(run: VCPORun) -> Chart:
-    settings, course = run.spec.optimizer, ""
-    if settings.warmup_steps:
-        course = f" after {settings.warmup_steps} updates"
-    if settings.schedule is not Schedule.CONSTANT:
-        final = compact(settings.learning_rate * FINAL_LEARNING_RATE_RATIO)
-        course += f", then falls to {final} ({settings.schedule})"
     scale = scale_words(run.spec.algorithm)
     factors = {
         "schedule": ("learning_rate_schedule", "ink-soft"),
@@ -301,7 +292,7 @@ def _rate(run: VCPORun) -> Chart:
         unit="share of optimizer.learningRate",
         caption=f"Learning rate used = base rate x schedule x {scale} x backoff. Critical warnings"
         " and rollbacks halve the backoff. The trust region begins low and rises as steps prove"
-        f" safe. The base rate is {compact(settings.learning_rate)}{course}.",
+        f" safe. The base rate is {compact(run.spec.optimizer.learning_rate)}.",
         curves=(
             Curve(
                 label="effective",
@@ -357,24 +348,15 @@ def page_data(recorded: RecordedRun, *others: RecordedRun) -> dict[str, Any]:
             {**alike[0], "curves": [curve for each in alike for curve in each["curves"]]}
             for alike in zip(*overlaid, strict=True)
         ]
-    steps, clock = recorded.metrics.steps, recorded.clock
-    skips = sorted({step.skipped for step in steps if step.skipped is not None and not others})
-    return {
-        "tables": tables,
-        "charts": charts,
-        "marks": [
-            {
-                "label": f"skipped: {skip_cause(reason)}",
-                "step": [step.step for step in steps if step.skipped == reason],
-                "time": [
-                    round(clock.elapsed_s(step.time_unix_s), 1)
-                    for step in steps
-                    if step.skipped == reason
-                ],
-            }
-            for reason in skips
-        ],
-    }
+    skipped: dict[str, list[StepRecord]] = {}
+    for step in recorded.metrics.steps if not others else ():
+        if step.skipped is not None:
+            skipped.setdefault(skip_cause(step.skipped), []).append(step)
+    marks = [
+        {"label": f"skipped: {cause}", **_places(recorded, steps)}
+        for cause, steps in sorted(skipped.items())
+    ]
+    return {"tables": tables, "charts": charts, "marks": marks}
 
 
 def _tables(recorded: RecordedRun, suffix: str = "") -> dict[str, dict[str, Any]]:
@@ -383,16 +365,21 @@ def _tables(recorded: RecordedRun, suffix: str = "") -> dict[str, dict[str, Any]
         "steps": recorded.metrics.steps,
         "evaluations": recorded.metrics.evaluations,
     }
-    tables = {}
-    for name, found in records.items():
-        rows = _rows_of(found)
-        times = (recorded.clock.elapsed_s(each.time_unix_s) for each in found[::rows])
-        tables[f"{name}{suffix}"] = {
-            "rows": rows,
-            "step": [each.step for each in found[::rows]],
-            "time": [round(each, 1) for each in times],
-        }
-    return tables
+    return {
+        f"{name}{suffix}": {"rows": (rows := _rows_of(found)), **_places(recorded, found[::rows])}
+        for name, found in records.items()
+    }
+
+
+def _places(
+    recorded: RecordedRun, records: Sequence[StepRecord | EvaluationRecord]
+) -> dict[str, list[float]]:
+    """Return where records stand on both horizontal axes."""
+    elapsed_s = [recorded.clock.elapsed_s(each.time_unix_s) for each in records]
+    return {
+        "step": [each.step for each in records],
+        "time": [round(each, 1) for each in elapsed_s],
+    }
 
 
 def _rows_of(records: Sequence[object]) -> int:

@@ -151,8 +151,7 @@ class TestRun:
         if has_checkpoint:
             assert f"`vcpo export {new}` writes the model of step 1." in asked.stdout
         else:
-            assert "There is no checkpoint: " in asked.stdout
-            assert "`vcpo export` has no model to write" in asked.stdout
+            assert "There is no checkpoint, so `vcpo export` has no model to" in asked.stdout
         resumed = new / "spec.yaml" if changes else run_file
         assert f"`vcpo run {resumed} --run-dir {new} --resume`" in asked.stdout
         assert load_run(new / "spec.yaml").spec.steps == (7 if changes else 400)
@@ -172,7 +171,7 @@ class TestRun:
         before = signal.getsignal(signal.SIGINT)
         asked = vcpo("run", run_file, "--run-dir", tmp_path / "new")
         assert asked.exit_code == Ending.INTERRUPTED
-        assert "--resume` begins with step 1." in asked.stdout
+        assert "--resume` goes on after step 0." in asked.stdout
         assert signal.getsignal(signal.SIGINT) == before
 
     def test_a_directory_with_records_and_no_spec_wants_another_one(self, run_file, tmp_path):

@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 from tests.fixtures.samples import make_sample
 from vcpo.cli.main import app
 from vcpo.local.run_dir import RunDir
-from vcpo.local.terminal.samples import TrialFacts
+from vcpo.local.terminal.samples import trial_advice, trial_facts
 from vcpo.records.samples import write_samples
 
 TINY = Path(__file__).parents[3] / "examples" / "models" / "tiny"
@@ -78,13 +78,13 @@ class TestTry:
                 response_tokens=10,
             ),
         ]
-        facts = TrialFacts.of(answers, seconds=2.0)
-        assert facts.teaching_groups_ratio == pytest.approx(1 / 3)
-        assert facts.cut_responses_ratio == 0.25
-        assert (facts.reward_mean, facts.tokens_per_s) == (0.5, (2 + 2 + 2 + 10) / 2.0)
-        assert facts.prompt_tokens_mean == pytest.approx((5 + 11 + 7) / 3)
-        assert (facts.prompt_tokens_max, facts.response_tokens_max) == (11, 10)
-        assert list(facts.advice()) == []
+        facts = trial_facts(answers, seconds=2.0)
+        assert facts["teaching_groups_ratio"] == pytest.approx(1 / 3)
+        assert facts["cut_responses_ratio"] == 0.25
+        assert (facts["reward_mean"], facts["tokens_per_s"]) == (0.5, (2 + 2 + 2 + 10) / 2.0)
+        assert facts["prompt_tokens_mean"] == pytest.approx((5 + 11 + 7) / 3)
+        assert (facts["prompt_tokens_max"], facts["response_tokens_max"]) == (11, 10)
+        assert list(trial_advice(facts)) == []
 
 
 class TestSamples:

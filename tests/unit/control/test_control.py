@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections import deque
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -23,13 +21,6 @@ from vcpo.control.run_limits import (
     next_deadline_s,
 )
 from vcpo.control.supervision import FailureStreak
-from vcpo.local.host import Host, HostOptions
-from vcpo.local.processes.fleet import RunFailedError
-from vcpo.local.processes.learner import LearnerProcess
-from vcpo.local.run_dir import RunDir
-from vcpo.metrics import HostMetrics
-from vcpo_operator.decisions.lifecycle import LifecyclePhase, judge
-from vcpo_operator.observed.status import LearnerStatus, RunStatus
 
 
 def test_relative_ess_is_a_share_of_the_on_policy_ratio():
@@ -50,24 +41,6 @@ def streak_of(*progress: int) -> FailureStreak:
     for reached in progress:
         streak = streak.after_failure(reached)
     return streak
-
-
-def test_failures_without_progress_add_up():
-    assert [streak_of(*[0] * n).failures for n in range(4)] == [0, 1, 2, 3]
-
-
-def test_progress_begins_a_new_streak():
-    assert streak_of(0, 0, 7).failures == 1
-
-
-def test_what_is_only_done_again_is_no_progress():
-    # From the checkpoint of step 50 to step 60, every time.
-    assert streak_of(60, 60, 60).failures == 3
-
-
-def test_less_than_before_is_no_progress_and_forgets_nothing():
-    streak = streak_of(60, 55)
-    assert (streak.failures, streak.progress) == (2, 60)
 
 
 def test_the_pause_doubles_up_to_a_minute():
@@ -156,83 +129,6 @@ def test_a_deadline_is_exceeded_from_the_next_deadline_on(limits, times, now_s):
     deadline_s = next_deadline_s(limits, times)
     is_exceeded = exceeded_deadline(limits, times, now_s) is not None
     assert is_exceeded is (deadline_s is not None and now_s >= deadline_s)
-
-
-# The hosts: each is given the same facts and must say the same.
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = START_S
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
-def verdict_of_operator(elapsed_s: float, *, has_stepped: bool, failures: int) -> str:
-    """The message of the operator's verdict; empty while the run goes on."""
-    status = RunStatus(
-        start_s=START_S,
-        admission_s=START_S,
-        first_step_s=START_S if has_stepped else None,
-        learner=LearnerStatus(failures=failures),
-    )
-    verdict = judge(RUN.spec, status, None, START_S + elapsed_s)
-    return verdict.message if verdict.phase is LifecyclePhase.FAILED else ""
-
-
-def verdict_of_local_deadlines(tmp_path, elapsed_s: float, *, has_stepped: bool) -> str:
-    directory, clock = RunDir(tmp_path / "r"), Clock()
-    if not directory.path.exists():
-        directory.create(RUN)
-    options = HostOptions(resume=False, metrics=HostMetrics(), metrics_port=1, clock=clock)
-    host = Host(RUN, directory, SimpleNamespace(), options)
-    host._furthest_step = int(has_stepped)
-    clock.now_s += elapsed_s
-    try:
-        host._check_deadlines()
-    except RunFailedError as error:
-        return str(error)
-    return ""
-
-
-def verdict_of_local_restarts(failures: int) -> str:
-    child = SimpleNamespace(
-        exit_code=1,
-        hung_s=0.0,
-        describe_failure=lambda: "ended with status 1",
-        kill=lambda: None,
-        ready=None,
-    )
-    fleet = SimpleNamespace(learner_ranks=[child], start_learner=lambda **_: None)
-    clock = Clock()
-    learner = LearnerProcess(fleet, resume=False, limits=LIMITS, clock=clock)
-    try:
-        for _ in range(failures):
-            clock.now_s += 60.0
-            learner.start_when_due(0)
-            learner.take_end(step=0)
-    except RunFailedError as error:
-        return str(error)
-    return ""
-
-
-@pytest.mark.parametrize("has_stepped", [False, True])
-@pytest.mark.parametrize("elapsed_s", [0.0, 59.9, 60.0, 60.1, 599.9, 600.0, 600.1])
-def test_both_hosts_meet_the_same_deadlines(tmp_path, elapsed_s: float, has_stepped: bool):
-    in_cluster = verdict_of_operator(elapsed_s, has_stepped=has_stepped, failures=0)
-    on_laptop = verdict_of_local_deadlines(tmp_path, elapsed_s, has_stepped=has_stepped)
-    assert bool(on_laptop) is bool(in_cluster)
-    assert on_laptop.startswith(in_cluster)
-
-
-@pytest.mark.parametrize("failures", range(5))
-def test_both_hosts_allow_the_same_restarts(failures: int):
-    in_cluster = verdict_of_operator(0.0, has_stepped=False, failures=failures)
-    on_laptop = verdict_of_local_restarts(failures)
-    assert bool(on_laptop) is bool(in_cluster)
-    # The local host gives up at the first failure beyond the limit, the count of a pod may jump.
-    assert on_laptop.startswith(re.sub("ended 4 times", "ended 3 times", in_cluster))
 
 
 BATCH = 4

@@ -18,8 +18,7 @@ def rows_of(make_event):
     def rows_of(*kinds):
         events = [make_event(f"{at}", float(at), kind=kind) for at, kind in enumerate(kinds)]
         return [
-            (row.last.kind, "".join(event.message for event in row.events))
-            for row in event_rows(events)
+            (row[-1].kind, "".join(event.message for event in row)) for row in event_rows(events)
         ]
 
     return rows_of

@@ -22,7 +22,6 @@ from vcpo.local.terminal.run_view import (
     lag_text,
     of_last_step,
     printable,
-    warning_text,
 )
 from vcpo.report.numbers import UNKNOWN, decimal, duration
 from vcpo.report.outcome import scale_words
@@ -137,36 +136,48 @@ def _progress(view: RunView) -> Table:
 
 
 def _numbers(view: RunView, rewards: str, ess_ratios: str) -> Table:
-    signals = view.signals
-    rate = Text(rate_text(view), rate_style(view))
-    speed = f"{of_last_step(view, 'tokens_per_s', ',.0f')} tokens/s"
     table = Table.grid(padding=(0, 2))
     for style in ("dim", "", "dim", ""):
         table.add_column(style=style, no_wrap=True)
-    reward = _with_trend(of_last_step(view, "reward_mean", ".3f"), "bold", rewards)
-    held_out = Text(decimal(signals.accuracy, ".3f"), "bold")
-    on_policy = of_last_step(view, "on_policy_ess_ratio", ".2f")
-    ess = f"{of_last_step(view, 'ess_ratio', '.2f')} of {on_policy}"
-    table.add_row("reward", reward, "held out", held_out)
-    lag = Text(lag_text(view), "bold red" if view.is_lag_broken else "")
-    table.add_row("ESS ratio", _with_trend(ess, ess_style(view), ess_ratios), "lag", lag)
-    is_short = view.workers_ready < view.workers_desired
-    workers = Text(f"{view.workers_ready} of {view.workers_desired}", "yellow" if is_short else "")
-    warning = Text(warning_text(view), WARNING_STYLES.get(signals.warning_level or "", ""))
-    limit = Text(f"{signals.lag_limit_steps} versions", "yellow" if view.is_throttled else "")
-    table.add_row("lr", rate, "lag limit", limit)
-    table.add_row("warning", warning, "workers", workers)
-    cut = of_last_step(view, "cut_responses_ratio", ".0%")
-    equal = of_last_step(view, "equal_groups_ratio", ".0%")
-    prompt = f"{of_last_step(view, 'prompt_tokens_mean', '.0f')} tokens"
-    table.add_row("answers", f"{cut} cut, {equal} of groups equal", "prompt", prompt)
-    queue = f"{signals.buffered} buffered, {signals.in_flight} in flight"
-    table.add_row("queue", queue, "speed", speed)
+    trends = {"reward": rewards, "ess": ess_ratios}
+    cells: list[str | Text] = []
+    for label, (value, style) in numbers_of(view).items():
+        text = Text(value, style)
+        if label in trends:
+            text = Text.assemble((f"{value:<{_VALUE_WIDTH}}", style), (trends[label], "cyan"))
+        cells += [label, text]
+    for first in range(0, len(cells), 4):
+        table.add_row(*cells[first : first + 4])
     return table
 
 
-def _with_trend(value: str, style: str, trend: str) -> Text:
-    return Text.assemble((f"{value:<{_VALUE_WIDTH}}", style), (f"{trend:<{_TREND_WIDTH}}", "cyan"))
+def numbers_of(view: RunView) -> dict[str, tuple[str, str]]:
+    """Return the numbers of a run by label, each with its style."""
+    signals = view.signals
+    on_policy = of_last_step(view, "on_policy_ess_ratio", ".2f")
+    equal = of_last_step(view, "equal_groups_ratio", ".0%")
+    level, score = signals.warning_level or "", of_last_step(view, "warning_score", ".2f")
+    is_short = view.workers_ready < view.workers_desired
+    return {
+        "reward": (of_last_step(view, "reward_mean", ".3f"), "bold"),
+        "held out": (decimal(signals.accuracy, ".3f"), "bold"),
+        "ess": (f"{of_last_step(view, 'ess_ratio', '.2f')} of {on_policy}", ess_style(view)),
+        "lag": (lag_text(view), "bold red" if view.is_lag_broken else ""),
+        "lr": (rate_text(view), rate_style(view)),
+        "lag limit": (str(signals.lag_limit_steps), "yellow" if view.is_throttled else ""),
+        "warning": (f"{level} {score}", WARNING_STYLES.get(level, "")),
+        "workers": (
+            f"{view.workers_ready} of {view.workers_desired}",
+            "yellow" if is_short else "",
+        ),
+        "answers": (
+            f"{of_last_step(view, 'cut_responses_ratio', '.0%')} cut, {equal} of groups equal",
+            "",
+        ),
+        "prompt": (f"{of_last_step(view, 'prompt_tokens_mean', '.0f')} tokens", ""),
+        "queue": (f"{signals.buffered} buffered, {signals.in_flight} in flight", ""),
+        "speed": (f"{of_last_step(view, 'tokens_per_s', ',.0f')} tokens/s", ""),
+    }
 
 
 def rate_text(view: RunView) -> str:

@@ -12,7 +12,7 @@ from vcpo.control.limits import ChangeKind
 from vcpo.control.signals import RunSignals
 from vcpo.judgement import Evidence, Judgement, judgements, recorded_phase
 from vcpo.records.journal import EventRecord, EventTail, read_events, read_metrics
-from vcpo.report.numbers import UNKNOWN, decimal, duration, whole
+from vcpo.report.numbers import decimal, duration, whole
 from vcpo.report.recorded_run import recorded_signals
 
 OLD_S = 10.0
@@ -122,12 +122,6 @@ def of_last_step(view: RunView, field: str, form: str) -> str:
     return decimal(getattr(view.signals.last, field, None), form)
 
 
-def warning_text(view: RunView) -> str:
-    """Return level and score of the early warning."""
-    last = view.signals.last
-    return UNKNOWN if last is None else f"{last.warning_level} {last.warning_score:.2f}"
-
-
 def age_notices(view: RunView) -> list[str]:
     """Return a sentence on the age of the numbers if they are old."""
     if view.signals.age_s < OLD_S:
@@ -175,16 +169,10 @@ class EventFeed:
                 continue  # the last words of a failed run are its error
             kind = (event.source, event.kind)
             self._seen[kind] += 1
-            if event.kind in _ALWAYS_SHOWN:
-                lines.append(_line(event, 1))
-            elif is_shown(self._seen[kind]):
-                lines.append(_line(event, self._seen[kind]))
+            number = 1 if event.kind in _ALWAYS_SHOWN else self._seen[kind]
+            if number <= _SHOWN_EACH or number == 10 ** (len(str(number)) - 1):
+                lines.append(_line(event, number))
         return lines
-
-
-def is_shown(number: int) -> bool:
-    """Return whether the event with this number within its kind, from 1, is shown."""
-    return number <= _SHOWN_EACH or number == 10 ** (len(str(number)) - 1)
 
 
 def _line(event: EventRecord, number: int) -> str:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import fmean
-from typing import Final, Self
+from typing import Final
 
 from vcpo.local.terminal.run_view import printable
 from vcpo.records.samples import Sample
@@ -49,73 +48,58 @@ def teaches(sample: Sample) -> bool:
     return len(set(sample.group_rewards)) > 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrialFacts:
-    """What the answers of a trial say together."""
+def trial_facts(samples: Sequence[Sample], seconds: float) -> dict[str, float]:
+    """Return what whole groups of answers, at least one, say together.
 
-    reward_mean: float
-    num_groups: int
-    teaching_groups_ratio: float
-    """Share of the prompts whose answers have unequal rewards."""
-    num_responses: int
-    cut_responses_ratio: float
-    """Share of the answers that reached the largest number of new tokens."""
-    prompt_tokens_mean: float
-    prompt_tokens_max: int
-    response_tokens_mean: float
-    response_tokens_max: int
-    seconds: float
-    """That it took to generate and to score the answers."""
-    tokens_per_s: float
+    seconds: that it took to generate and to score them.
+    """
+    groups = {each.prompt_index: each for each in samples}
+    lengths = [each.response_tokens for each in samples]
+    prompts = [each.prompt_tokens for each in groups.values()]
+    return {
+        "reward_mean": fmean(each.reward for each in samples),
+        "num_groups": len(groups),
+        "teaching_groups_ratio": fmean(map(teaches, groups.values())),
+        "num_responses": len(samples),
+        "cut_responses_ratio": fmean(each.is_cut for each in samples),
+        "prompt_tokens_mean": fmean(prompts),
+        "prompt_tokens_max": max(prompts),
+        "response_tokens_mean": fmean(lengths),
+        "response_tokens_max": max(lengths),
+        "seconds": seconds,
+        "tokens_per_s": sum(lengths) / max(seconds, 1e-9),
+    }
 
-    @classmethod
-    def of(cls, samples: Sequence[Sample], seconds: float) -> Self:
-        """Return the facts of whole groups, at least one."""
-        groups = {each.prompt_index: each for each in samples}
-        lengths = [each.response_tokens for each in samples]
-        prompts = [each.prompt_tokens for each in groups.values()]
-        return cls(
-            reward_mean=fmean(each.reward for each in samples),
-            num_groups=len(groups),
-            teaching_groups_ratio=fmean(map(teaches, groups.values())),
-            num_responses=len(samples),
-            cut_responses_ratio=fmean(each.is_cut for each in samples),
-            prompt_tokens_mean=fmean(prompts),
-            prompt_tokens_max=max(prompts),
-            response_tokens_mean=fmean(lengths),
-            response_tokens_max=max(lengths),
-            seconds=seconds,
-            tokens_per_s=sum(lengths) / max(seconds, 1e-9),
-        )
 
-    def lines(self) -> Iterator[str]:
-        """Yield the facts in words."""
-        responses, groups = self.num_responses, self.num_groups
-        yield f"answers            {responses}, to {groups} prompts, in {self.seconds:.1f} s"
-        yield f"speed              {self.tokens_per_s:,.0f} tokens/s"
-        yield f"reward             {self.reward_mean:.3f} on average"
+_FACTS: Final = {
+    "answers": "{num_responses}, to {num_groups} prompts, in {seconds:.1f} s",
+    "speed": "{tokens_per_s:,.0f} tokens/s",
+    "reward": "{reward_mean:.3f} on average",
+    "groups that teach": "{teaching_groups_ratio:.0%}; the rewards of the others are all equal",
+    "cut answers": "{cut_responses_ratio:.0%}, at sampling.maxNewTokens",
+    "tokens, prompt": "{prompt_tokens_mean:.0f}, {prompt_tokens_max} at most",
+    "tokens, answer": "{response_tokens_mean:.0f}, {response_tokens_max} at most",
+}
+
+
+def fact_lines(facts: Mapping[str, float]) -> Iterator[str]:
+    """Yield the facts of a trial in words."""
+    yield from (f"{label:<18} {form.format(**facts)}" for label, form in _FACTS.items())
+
+
+def trial_advice(facts: Mapping[str, float]) -> Iterator[str]:
+    """Yield what to change after a trial, in sentences."""
+    if facts["teaching_groups_ratio"] == 0.0:
         yield (
-            f"groups that teach  {self.teaching_groups_ratio:.0%}; the rewards of the others are"
-            " all equal"
+            "no group teaches: the rewards within each are equal, so a run would skip its steps."
+            " Fix: prompts that the model answers right now and then, rewards for parts of an"
+            " answer, or more batch.trajectoriesPerPrompt"
         )
-        yield f"cut answers        {self.cut_responses_ratio:.0%}, at sampling.maxNewTokens"
-        yield f"tokens, prompt     {self.prompt_tokens_mean:.0f}, {self.prompt_tokens_max} at most"
-        mean, most = self.response_tokens_mean, self.response_tokens_max
-        yield f"tokens, answer     {mean:.0f}, {most} at most"
-
-    def advice(self) -> Iterator[str]:
-        """Yield what to change, in sentences."""
-        if self.teaching_groups_ratio == 0.0:
-            yield (
-                "no group teaches: the rewards within each are equal, so a run would skip its"
-                " steps. Fix: prompts that the model answers right now and then, rewards for parts"
-                " of an answer, or more batch.trajectoriesPerPrompt"
-            )
-        if self.cut_responses_ratio >= _MANY:
-            yield (
-                f"{self.cut_responses_ratio:.0%} of the answers are cut before they end. Fix: a"
-                " larger sampling.maxNewTokens, sampling.stopStrings, or prompts that ask for less"
-            )
+    if (cut := facts["cut_responses_ratio"]) >= _MANY:
+        yield (
+            f"{cut:.0%} of the answers are cut before they end. Fix: a larger"
+            " sampling.maxNewTokens, sampling.stopStrings, or prompts that ask for less"
+        )
 
 
 def choose_samples(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -16,7 +16,6 @@ from vcpo.local.terminal.run_view import printable
 from vcpo.records.exported_model import ExportedModel
 from vcpo.records.journal import Metrics, read_metrics
 from vcpo.records.samples import Sample
-from vcpo.records.step_record import StepRecord
 from vcpo.report.numbers import duration, mean, whole
 from vcpo.report.outcome import chance_text, held_out_text, left_out, resume_command
 from vcpo.report.recorded_run import RecordedRun, recorded_signals
@@ -50,7 +49,9 @@ def run_summary(run_dir: Path, ending: Ending) -> dict[str, Any]:
         "model_parameters": model.parameters if model else None,
         "ranks": last.ranks if last else 0,
         "workers": max((step.workers for step in steps), default=0),
-        "mismatch_nats_mean": mean(_mismatches(steps)),
+        "mismatch_nats_mean": mean(
+            step.mismatch["gap_nats"] for step in steps if "gap_nats" in step.mismatch
+        ),
         "policy_lag_max": max((step.lag_max for step in steps), default=None),
         "policy_lag_mean": mean(step.lag_mean for step in steps),
         "ess_ratio_min": min(ess_ratios, default=None),
@@ -69,10 +70,6 @@ def run_summary(run_dir: Path, ending: Ending) -> dict[str, Any]:
         },
         "report": str(run_dir / "report.html"),
     }
-
-
-def _mismatches(steps: Iterable[StepRecord]) -> Iterator[float]:
-    return (step.mismatch["gap_nats"] for step in steps if "gap_nats" in step.mismatch)
 
 
 def _collapse(metrics: Metrics) -> dict[str, Any] | None:
@@ -168,17 +165,11 @@ def interruption_notice(
     checkpoint_step: step of the newest checkpoint; None if there is none.
     last_step: the last step in the journal, 0 if there is none.
     """
-    resume = f"`{resume_command(run_file, run_dir)}`"
-    export = f"`{shlex.join(['vcpo', 'export', str(run_dir)])}`"
     start = checkpoint_step or 0
     later = f"step {last_step}" if last_step == start + 1 else f"steps {start + 1} to {last_step}"
-    redone = f"{resume} trains on everything that was accepted, and takes {later} anew."
+    redone = f" and takes {later} anew" if last_step > start else ""
+    told = f"`{resume_command(run_file, run_dir)}` goes on after step {start}{redone}."
     if checkpoint_step is None:
-        found = f"There is no checkpoint: {redone}"
-        if last_step == 0:
-            found = f"No step was taken, and there is no checkpoint: {resume} begins with step 1."
-        return f"{found}\n`vcpo export` has no model to write before there is a checkpoint."
-    found = f"The newest checkpoint is that of step {start}: {redone}"
-    if last_step <= start:
-        found = f"The checkpoint of step {start} is saved: {resume} goes on from there."
-    return f"{found}\n{export} writes the model of step {start}."
+        return f"{told}\nThere is no checkpoint, so `vcpo export` has no model to write."
+    export = shlex.join(["vcpo", "export", str(run_dir)])
+    return f"{told}\n`{export}` writes the model of step {start}."

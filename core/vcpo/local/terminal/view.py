@@ -9,43 +9,21 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from typing import Protocol, Self
+from typing import Self
 
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from vcpo.local.terminal.panel import RunPanel, rate_text
-from vcpo.local.terminal.run_view import (
-    RunView,
-    age_notices,
-    drain_notices,
-    lag_text,
-    of_last_step,
-    printable,
-    warning_text,
-)
-from vcpo.report.numbers import decimal, duration
+from vcpo.local.terminal.panel import RunPanel, numbers_of
+from vcpo.local.terminal.run_view import RunView, age_notices, drain_notices, printable
+from vcpo.report.numbers import duration
 
 PLAIN_INTERVAL_S = 5.0
 """Shortest time between two lines of the plain view while phase and accuracy do not change."""
 
 
-class LiveView(Protocol):
-    """Shows the progress of a run; a context manager around all updates."""
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(self, *error: object) -> None: ...
-
-    def update(self, view: RunView) -> None:
-        """Show the current state of the run."""
-
-    def event(self, message: str) -> None:
-        """Show an event."""
-
-
-def make_view(console: Console) -> RichView | PlainView:
+def make_view(console: Console) -> LiveView:
     """Return the panel for a capable UTF-8 terminal, otherwise plain lines."""
     is_utf8 = console.encoding.lower().startswith("utf")
     if console.is_terminal and not console.is_dumb_terminal and is_utf8:
@@ -123,26 +101,15 @@ class PlainView:
         self._console.print(Text(text), soft_wrap=True)
 
 
+LiveView = RichView | PlainView
+"""Shows the progress of a run; a context manager around all updates."""
+
+
 def plain_line(view: RunView) -> str:
     """Return the state of a run in one line."""
-    signals = view.signals
-    on_policy = of_last_step(view, "on_policy_ess_ratio", ".2f")
     facts = [
-        f"{view.phase} {signals.step}/{view.total_steps}",
-        f"reward {of_last_step(view, 'reward_mean', '.3f')}",
-        f"held out {decimal(signals.accuracy, '.3f')}",
-        f"ess {of_last_step(view, 'ess_ratio', '.2f')} (on-policy {on_policy})",
-        f"lr {rate_text(view)}",
-        f"lag {lag_text(view)}",
-        f"lag limit {signals.lag_limit_steps}",
-        f"warning {warning_text(view)}",
-        f"cut {of_last_step(view, 'cut_responses_ratio', '.0%')}",
-        f"equal groups {of_last_step(view, 'equal_groups_ratio', '.0%')}",
-        f"prompt {of_last_step(view, 'prompt_tokens_mean', '.0f')} tok",
-        f"buffered {signals.buffered}",
-        f"in flight {signals.in_flight}",
-        f"workers {view.workers_ready}/{view.workers_desired}",
-        f"{of_last_step(view, 'tokens_per_s', ',.0f')} tok/s",
+        f"{view.phase} {view.signals.step}/{view.total_steps}",
+        *(f"{label} {value}" for label, (value, _) in numbers_of(view).items()),
         f"elapsed {duration(view.elapsed_s)}",
         f"eta {duration(view.eta_s)}",
         *age_notices(view),

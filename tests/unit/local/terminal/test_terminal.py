@@ -216,21 +216,18 @@ def test_a_run_ends_with_what_came_of_it_and_the_prompts_whose_reward_changed(tm
 @pytest.mark.parametrize(
     ("checkpoint_step", "last_step", "resumes", "exports"),
     [
-        (21, 21, "goes on from there", "the model of step 21"),
-        (21, 19, "goes on from there", "the model of step 21"),  # a full disk cost two lines
-        (20, 23, "takes steps 21 to 23 anew", "the model of step 20"),
-        (20, 21, "takes step 21 anew", "the model of step 20"),
-        (None, 3, "takes steps 1 to 3 anew", "no model"),
-        (None, 0, "begins with step 1", "no model"),
+        (21, 19, "goes on after step 21.", "the model of step 21"),  # a full disk cost two lines
+        (20, 23, "after step 20 and takes steps 21 to 23 anew", "the model of step 20"),
+        (None, 1, "after step 0 and takes step 1 anew", "no model"),
+        (None, 0, "goes on after step 0.", "no model"),
     ],
 )
 def test_the_notice_says_what_a_resume_and_an_export_would_find(
     checkpoint_step, last_step, resumes, exports
 ):
-    run_file, run_dir = Path("run.yaml"), Path("runs/r-001")
-    first, second = interruption_notice(
-        run_file, run_dir, checkpoint_step=checkpoint_step, last_step=last_step
-    ).splitlines()
+    where = (Path("run.yaml"), Path("runs/r-001"))
+    ends = {"checkpoint_step": checkpoint_step, "last_step": last_step}
+    first, second = interruption_notice(*where, **ends).splitlines()
     assert "`vcpo run run.yaml --run-dir runs/r-001 --resume`" in first
     assert resumes in first
     assert exports in second
@@ -324,11 +321,10 @@ def test_a_message_cannot_steer_the_terminal_or_the_markup():
 
 def test_a_log_line_holds_every_fact():
     assert plain_line(VIEW) == (
-        "training 120/400  reward 0.431  held out 0.380  ess 0.71 (on-policy 0.92)  "
-        "lr 1.25e-07 (trust region x0.88, backoff x0.25)  "
-        "lag p50 2 max 5 of 8  lag limit 4  warning critical 0.71  "
-        "cut 70%  equal groups 25%  prompt 46 tok  "
-        "buffered 48  in flight 96  workers 1/2  1,234 tok/s  elapsed 2m 13s  eta 5m 11s"
+        "training 120/400  reward 0.431  held out 0.380  ess 0.71 of 0.92  lag p50 2 max 5 of 8  "
+        "lr 1.25e-07 (trust region x0.88, backoff x0.25)  lag limit 4  warning critical 0.71  "
+        "workers 1 of 2  answers 70% cut, 25% of groups equal  prompt 46 tokens  "
+        "queue 48 buffered, 96 in flight  speed 1,234 tokens/s  elapsed 2m 13s  eta 5m 11s"
     )
 
 
