@@ -97,12 +97,12 @@ class Learner:
             hidden_size, max_tokens=64, vocabulary=vocabulary, num_layers=num_layers
         )
         place_model(self._model, ranks, Precision.BFLOAT16)
-        self.published = PublishedState(self._model)
         self.shard_bytes = 2 * sum(local_part(each).numel() for each in self._model.parameters())
         self.folder = VersionFolder.open(
             Weights(), "run", Path(f"benchmark-{os.getpid()}"), incarnation="i", shard=ranks.shard
         )
         self.store = PolicyStore(self.folder, incarnation="i", clock=time.monotonic)
+        self.published = PublishedState(self._model, self.store.full_set_memory)
         self.times_s: list[tuple[float, float]] = []
         """CPU seconds in the step's path and beside it, by version."""
 
@@ -120,7 +120,13 @@ class Learner:
         shutil.rmtree(self.folder.served_root)
 
     def file_bytes(self) -> int:
-        return sum(each.stat().st_size for each in Path(self.folder.url).iterdir())
+        """Return the size of the files that are no memory of this process too."""
+        maps = Path("/proc/self/maps").read_text().splitlines()
+        mapped = {int(line.split()[4]) for line in maps}
+        files = {
+            each.stat().st_ino: each.stat().st_size for each in Path(self.folder.url).iterdir()
+        }
+        return sum(size for number, size in files.items() if number not in mapped)
 
     @torch.no_grad()
     def change(self) -> None:

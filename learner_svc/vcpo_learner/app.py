@@ -164,7 +164,7 @@ class _Learner:
             run_object=run,
             run_dir=options.run_dir,
             policy=policy,
-            published=PublishedState(policy.model),
+            published=PublishedState(policy.model, self.policies.full_set_memory),
             policies=self.policies,
             weight_server=self.weight_server,
             dispatcher=self.dispatcher,

@@ -88,11 +88,12 @@ async def _follow(
                 write_ready(options.ready_file, ready)
         if weight_server is not None:
             weight_server.start()
+        store = PolicyStore(folder, incarnation=ranks.incarnation, clock=time.monotonic)
         publication = ShardPublication(
-            published=PublishedState(policy.model),
+            published=PublishedState(policy.model, store.full_set_memory),
             ranks=ranks,
             commands=policy.commands,
-            store=PolicyStore(folder, incarnation=ranks.incarnation, clock=time.monotonic),
+            store=store,
             weight_server=weight_server,
             event_loop=asyncio.get_running_loop(),
         )

@@ -31,7 +31,9 @@ import xxhash
 from vcpo.wire.limits import MAX_SHARDS
 from vcpo.wire.v1 import policy_pb2
 
-Payload = bytes | bytearray | memoryview
+PayloadMemory = bytearray | memoryview
+"""The bytes of a safetensors file, to be written in place."""
+Payload = bytes | PayloadMemory
 """The bytes of a safetensors file."""
 
 _MAX_HEADER_BYTES = 100_000_000

@@ -7,11 +7,14 @@ file where another one has few changes.
 
 On a CPU the bits published last are those of the file itself. A GPU keeps a copy of its own, in the
 published number format, and sends nothing to the host but what differs.
+
+A file in bfloat16 is laid out in memory that its owner gives, since few elements will change in it.
+A file in float32 changes nearly everywhere, and the next one takes its memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import accumulate
 from math import ceil
 from typing import cast
@@ -24,7 +27,7 @@ from transformers import PreTrainedModel
 
 from vcpo.api.workloads import Precision
 from vcpo.wire.deltas import ChangedElements
-from vcpo.wire.weights import file_header
+from vcpo.wire.weights import PayloadMemory, file_header
 from vcpo_learner.policy_state import policy_state, trainable_parameters, trained_buffers
 from vcpo_learner.ranks.ranks import SHARD
 from vcpo_learner.ranks.sharding import is_sharded, local_part
@@ -57,19 +60,24 @@ class PublishedState:
 
     Between two calls of `take` the caller writes the changes of the first into the buffer of the
     last whole file.
+
+    memory: gives room for a file in bfloat16, which replaces the one before.
     """
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(
+        self, model: PreTrainedModel, memory: Callable[[int], PayloadMemory] = bytearray
+    ) -> None:
         self._model = model
+        self._memory = memory
         self._dtype: torch.dtype | None = None
         self._file: _PayloadFile | None = None
-        """The last whole file, whose memory the next one takes."""
+        """The last whole file."""
         self._bits: dict[str, Tensor] = {}
         """Bits that were published last, flat, by tensor name, on the tensors' device."""
         self.first_rows: dict[str, int] = {}
         """Of the same tensors, the row of the whole tensor that is the rank's first."""
 
-    def take(self, precision: Precision) -> bytearray | dict[str, ChangedElements]:
+    def take(self, precision: Precision) -> PayloadMemory | dict[str, ChangedElements]:
         """Return what changed since the last call, by tensor, or all as a safetensors file.
 
         It is a file at the first call, and if the changes would not take less room.
@@ -84,40 +92,31 @@ class PublishedState:
         seen_bytes = delta_bytes = 0
         for name, now in rows.items():
             if seen_bytes >= total_bytes * _LEAST_SHARE and delta_bytes >= seen_bytes:
-                return self.whole(precision, changes)
+                return self.whole(precision)
             width = dtypes[name].itemsize
             find = changes_on_cpu if now.device.type == "cpu" else changes_on_device
             changes[name] = find(now.reshape(-1), self._bits[name], dtypes[name])
             seen_bytes += now.numel() * width
             delta_bytes += changes[name].positions.size * (width + _GAP_BYTES)
-        return changes if delta_bytes < total_bytes else self.whole(precision, changes)
+        return changes if delta_bytes < total_bytes else self.whole(precision)
 
-    def whole(
-        self, precision: Precision, changes: Mapping[str, ChangedElements] | None = None
-    ) -> bytearray:
-        """Return the state as a safetensors file, its parameters rounded into their places in it.
-
-        changes: those of the first tensors since the last call, which are not rounded again.
-        """
-        rows, changes = own_rows(self._model), changes or {}
-        dtypes = self._dtypes(rows, _DTYPES[precision])
-        if self._file is None or self._dtype is not _DTYPES[precision]:
-            self._file = _PayloadFile({name: (t.shape, dtypes[name]) for name, t in rows.items()})
+    def whole(self, precision: Precision) -> PayloadMemory:
+        """Return the state as a safetensors file, its parameters rounded into their places."""
+        rows, dtype = own_rows(self._model), _DTYPES[precision]
+        dtypes = self._dtypes(rows, dtype)
+        if self._file is None or dtype is not self._dtype or dtype is torch.bfloat16:
+            self._file, self._bits = None, {}  # frees the memory of the file before
+            memory = self._memory if dtype is torch.bfloat16 else bytearray
+            tensors = {name: (each.shape, dtypes[name]) for name, each in rows.items()}
+            self._file = _PayloadFile(tensors, memory)
             state = policy_state(self._model)
             self.first_rows = {name: _first_row(state[name]) for name in rows}
-        file = self._file
         for name, now in rows.items():
-            tensor = file.tensors[name]
-            bits = tensor.view(-1).view(_BITS[dtypes[name].itemsize])
-            if name in changes:
-                bits.copy_(self._bits[name])
-                array = bits.numpy()
-                array[changes[name].positions] = changes[name].bits.view(array.dtype)
-            else:
-                tensor.copy_(now)
-            self._bits[name] = bits.to(now.device)
-        self._dtype = _DTYPES[precision]
-        return file.content
+            tensor = self._file.tensors[name]
+            tensor.copy_(now)
+            self._bits[name] = tensor.view(-1).view(_BITS[dtypes[name].itemsize]).to(now.device)
+        self._dtype = dtype
+        return self._file.content
 
     def _dtypes(self, rows: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, torch.dtype]:
         buffers = trained_buffers(self._model)
@@ -195,8 +194,12 @@ class _PayloadFile:
     Source: https://github.com/huggingface/safetensors#format.
     """
 
-    def __init__(self, tensors: Mapping[str, tuple[torch.Size, torch.dtype]]) -> None:
-        """Lay a file out for tensors of these shapes and types; they are zero."""
+    def __init__(
+        self,
+        tensors: Mapping[str, tuple[torch.Size, torch.dtype]],
+        memory: Callable[[int], PayloadMemory],
+    ) -> None:
+        """Lay a file out for tensors of these shapes and types."""
         # Those of wide elements first, so that each begins at a multiple of its elements' width.
         ordered = sorted(tensors.items(), key=lambda each: -each[1][1].itemsize)
         ends = list(accumulate(shape.numel() * dtype.itemsize for _, (shape, dtype) in ordered))
@@ -207,7 +210,7 @@ class _PayloadFile:
                 for name, (shape, dtype) in ordered
             }
         )
-        self.content = bytearray(len(header) + begins[-1])
+        self.content = memory(len(header) + begins[-1])
         """The whole file."""
         self.content[: len(header)] = header
         self.tensors = {
@@ -217,7 +220,7 @@ class _PayloadFile:
         """The tensors by name, in the buffer's memory."""
 
 
-def _view(buffer: bytearray, dtype: torch.dtype, shape: torch.Size, begin: int) -> Tensor:
+def _view(buffer: PayloadMemory, dtype: torch.dtype, shape: torch.Size, begin: int) -> Tensor:
     if not shape.numel():
         return torch.empty(shape, dtype=dtype)
     return torch.frombuffer(buffer, dtype=dtype, count=shape.numel(), offset=begin).view(shape)

@@ -24,6 +24,7 @@ from vcpo.api.workloads import Precision
 from vcpo.metrics.label_values import Stage
 from vcpo.wire.deltas import ChangedElements
 from vcpo.wire.v1 import policy_pb2
+from vcpo.wire.weights import PayloadMemory
 from vcpo_learner.event_loop import TensorThread
 from vcpo_learner.ledger.dispatcher import Dispatcher
 from vcpo_learner.model.published_state import PublishedState
@@ -35,7 +36,7 @@ from vcpo_learner.weights.store import PolicyStore
 
 _LOGGER = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
-_Weights = bytearray | Mapping[str, ChangedElements]
+_Weights = PayloadMemory | Mapping[str, ChangedElements]
 
 
 def _thread() -> ThreadPoolExecutor:

@@ -7,7 +7,14 @@ files    n.full   n -> n+1.delta   n+1 -> n+2.delta ... m.full    read only, rem
 <spec.weights.storeUrl>/<run>/<incarnation>/<shard>/          otherwise
 ```
 
-When the deltas after the last full set take a quarter of its room, a version is a full set too.
+In memory the full set is one file, which the learner maps and patches in place: each version from
+which deltas lead on is a name of it. Who reads it meanwhile finds elements of later versions in it.
+Checksums tell him so, and the deltas from the version that he asked for complete what he has read,
+since they hold new values (`vcpo.wire.deltas`).
+
+Elsewhere files never change, and when the deltas after the last full set take a quarter of its
+room, a version is a full set too.
+
 What a new version replaces is removed only before the next one is written; who has a file open
 reads it to its end. Memory has room for one full set; another store also keeps the one before.
 """
@@ -16,6 +23,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import mmap
 import os
 import shutil
 import stat
@@ -33,7 +41,7 @@ from vcpo.api.workloads import Weights
 from vcpo.wire.deltas import ChangedElements, elements_of, encode_delta, write_changes
 from vcpo.wire.errors import NotFoundError
 from vcpo.wire.v1 import policy_pb2
-from vcpo.wire.weights import delta_name, full_set_name, manifest_of
+from vcpo.wire.weights import Payload, PayloadMemory, delta_name, full_set_name, manifest_of
 from vcpo_learner.clock import Clock
 from vcpo_learner.event_loop import ChangeNotifier
 
@@ -42,6 +50,8 @@ _SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - what is below belongs t
 DELTAS_SHARE = 0.25
 """Largest size of the kept deltas over that of a full set; about 16 versions at RL's learning
 rates. A joining worker reads up to so much more than a full set."""
+_MAPPED: Final = "mapped"
+"""File that no server sends under this name."""
 _KEPT_DELTAS = 64
 """Bounds the list of deltas when versions hardly differ; no useful chain is as long."""
 
@@ -60,7 +70,8 @@ class PublishedPolicy:
 class PolicyStore:
     """Writes versions into a folder, and keeps the newest one's manifest.
 
-    Owner: the learner's event loop, but for `prepare`, which may run in another thread.
+    Owner: the learner's event loop, but for `prepare` and `full_set_memory`, which may run in
+    another thread, one after another.
     """
 
     def __init__(self, folder: VersionFolder, *, incarnation: str, clock: Clock) -> None:
@@ -70,16 +81,16 @@ class PolicyStore:
         """The newest version; None before the first."""
         self._folder = folder
         self._clock = clock
-        self.content = bytearray()
+        self.content: PayloadMemory = bytearray()
         """The full set of the version that was prepared last. Only this object writes it."""
         self._deltas: Sequence[policy_pb2.DeltaEntry] = ()
         """The deltas that are kept, in order."""
         self._full_sets: deque[int] = deque()
-        """Versions whose full set is written, the newest last."""
+        """Versions whose full set can be read, the newest last."""
         self._changed = ChangeNotifier()
 
     def prepare(
-        self, policy_version: int, weights: bytearray | Mapping[str, ChangedElements]
+        self, policy_version: int, weights: PayloadMemory | Mapping[str, ChangedElements]
     ) -> PublishedPolicy:
         """Write a version's files and compute its manifest.
 
@@ -89,7 +100,7 @@ class PolicyStore:
             newest version's. That one is patched at once.
         """
         self._remove_replaced()
-        if isinstance(weights, bytearray):
+        if not isinstance(weights, Mapping):
             self.content, self._deltas = weights, ()
         else:
             assert self.newest is not None, "changes need a version that they change"
@@ -98,7 +109,11 @@ class PolicyStore:
         manifest = manifest_of(
             self.content, policy_version=policy_version, incarnation=self.incarnation
         )
-        if not self._full_sets or self._is_full_set_due():
+        if self._folder.maps(self.content):
+            self._folder.name(full_set_name(policy_version))
+            bases = (each.base_policy_version for each in self._deltas)
+            self._full_sets = deque((*bases, policy_version))
+        elif not self._full_sets or self._is_full_set_due():
             if self._folder.is_temporary:  # there is no memory for two
                 self._full_sets.clear()
                 self._remove_replaced()
@@ -108,6 +123,15 @@ class PolicyStore:
         manifest.full_set_version = self._full_sets[-1]
         manifest.folder = self._folder.url
         return PublishedPolicy(manifest=manifest)
+
+    def full_set_memory(self, num_bytes: int) -> PayloadMemory:
+        """Return memory for the full set of the next version, which replaces the one before."""
+        if not self._folder.is_temporary:
+            return self.content if len(self.content) == num_bytes else bytearray(num_bytes)
+        self.content = bytearray()  # there is no memory for two
+        self._full_sets.clear()
+        self._remove_replaced()
+        return self._folder.mapped_file(num_bytes)
 
     def publish(self, policy: PublishedPolicy) -> None:
         self.newest = policy
@@ -148,7 +172,9 @@ class PolicyStore:
 
     def _remove_replaced(self) -> None:
         """Remove the files of which the newest manifest makes no use."""
-        while len(self._full_sets) > self._folder.kept_full_sets:
+        while not self._folder.maps(self.content) and (
+            len(self._full_sets) > self._folder.kept_full_sets
+        ):
             self._full_sets.popleft()
         used = {full_set_name(version) for version in self._full_sets}
         self._folder.keep(used | {delta_name(each) for each in self._deltas})
@@ -190,6 +216,7 @@ class VersionFolder:
         self.kept_full_sets = 1 if is_local else 2
         """Full sets to keep: where an open file can be read to its end, only the newest."""
         self._written: set[str] = set()
+        self._mapped: memoryview | None = None
         self._files.makedirs(self._path, exist_ok=True)
 
     @classmethod
@@ -210,7 +237,7 @@ class VersionFolder:
                 " folder that the learner mounts, or a URL whose fsspec package is installed"
             ) from error
 
-    def write(self, name: str, content: bytes | bytearray) -> None:
+    def write(self, name: str, content: Payload) -> None:
         """Write a file that nobody knows of yet."""
         self._written.add(name)
         path = f"{self._path}/{name}"
@@ -218,10 +245,38 @@ class VersionFolder:
             with self._files.open(path, "wb") as file:
                 file.write(content)
         except OSError as error:
-            raise OSError(
-                f"spec.weights.storeUrl: cannot write {len(content):,} bytes to {self.url}/{name}"
-                f" ({error}); make room there, or name another store"
-            ) from error
+            raise self._cannot_write(name, len(content), error) from error
+
+    def mapped_file(self, num_bytes: int) -> memoryview:
+        """Return the memory of a new file in this machine's memory, which has no name yet.
+
+        It takes the place of the one before, which nothing may refer to any more.
+        """
+        self._mapped = None
+        path = Path(self._path) / _MAPPED
+        try:
+            path.unlink(missing_ok=True)
+            with path.open("xb+") as file:
+                os.posix_fallocate(file.fileno(), 0, num_bytes)  # else a write may kill the process
+                self._mapped = memoryview(mmap.mmap(file.fileno(), num_bytes))
+        except OSError as error:
+            raise self._cannot_write(_MAPPED, num_bytes, error) from error
+        return self._mapped
+
+    def maps(self, content: PayloadMemory) -> bool:
+        """Return whether content is the memory of the mapped file."""
+        return content is self._mapped
+
+    def name(self, name: str) -> None:
+        """Give the mapped file a name under which it is served."""
+        os.link(Path(self._path) / _MAPPED, Path(self._path) / name)
+        self._written.add(name)
+
+    def _cannot_write(self, name: str, num_bytes: int, error: OSError) -> OSError:
+        return OSError(
+            f"spec.weights.storeUrl: cannot write {num_bytes:,} bytes to {self.url}/{name}"
+            f" ({error}); make room there, or name another store"
+        )
 
     def keep(self, names: Collection[str]) -> None:
         for name in sorted(self._written.difference(names)):

@@ -108,8 +108,8 @@ def _workload(parent: Parent, defaults: OperatorDefaults) -> Workload:
 def _needs(parent: Parent) -> ModelNeeds | None:
     """Return what the model needs in a pod: copies for the next checkpoint, and a version.
 
-    The copies are 12 bytes for each trained parameter, over all pods; the version is in memory and
-    in a file, in the number format in which it is published.
+    The copies are 12 bytes for each trained parameter, over all pods; the version is in the number
+    format in which it is published: in float32 in memory and in a file, in bfloat16 in the file.
     """
     spec = parent.run.spec
     if spec.model.size_billions is None:
@@ -122,7 +122,7 @@ def _needs(parent: Parent) -> ModelNeeds | None:
     return model_needs(
         spec.model.size_billions * 1e9,
         processes=spec.learner.ranks_per_replica,
-        bytes_per_parameter=copies + version + shared,
+        bytes_per_parameter=copies + version + (shared if is_float32 else 0),
         shared=shared,
         downloads=downloads_model(spec),
     )

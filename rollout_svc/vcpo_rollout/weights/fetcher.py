@@ -7,7 +7,11 @@ manifest --> shard 0: deltas from what is held, or also a full set --> patch, ve
 
 Shards arrive side by side, each into its rows of one file of whole tensors: one may be patched by
 deltas while another arrives whole, and one that is lost or corrupt leaves the others as they are.
-Nothing that fails a checksum is used, or is a base for what comes later.
+Nothing that fails a checksum is used.
+
+A learner patches the full set in its memory while others read it, so a set that has just arrived
+may hold elements of the next version and fail its check. It is kept until the next version is
+there: that version's deltas write every such element. If the check fails again, it is thrown away.
 """
 
 from __future__ import annotations
@@ -42,6 +46,12 @@ from vcpo_rollout.transport.weight_files import ArrivingFile, RetiredVersionErro
 _LOGGER = logging.getLogger(__name__)
 _SIDE_BY_SIDE: Final = 8
 """Shards that arrive at one time: enough to fill a network card from servers of their own."""
+
+
+class TornWeightsError(CorruptWeightsError):
+    """A full set was patched while it arrived, or is damaged; later deltas may complete it."""
+
+
 _Manifests = Sequence[policy_pb2.PolicyManifest]
 
 
@@ -65,6 +75,7 @@ class WeightFetcher:
         read now. What arrived stays.
 
         Raises:
+            TornWeightsError: when the full set is not that version; a later one may use it.
             CorruptWeightsError: when the received bytes are not that version, or the manifest
                 describes none; names the tensor or the field.
         """
@@ -167,7 +178,9 @@ class _Shard:
         self._set = full_set
         self._number = number
         self._held: HeldPolicy | None = None
-        """Version of the rows, which are verified; None if they have none."""
+        """Version of the rows; None if they have none."""
+        self._is_verified = False
+        """Whether they are that version; else some elements may be later ones."""
         self._arriving: Sequence[ArrivingFile] = ()
         """What broke off, of the incarnation of the last manifest."""
         self._incarnation = ""
@@ -179,12 +192,12 @@ class _Shard:
 
         Raises:
             RetiredVersionError, OSError: as `WeightFiles.read`; what arrived stays.
-            CorruptWeightsError: when the received bytes are not that version; names the tensor.
+            TornWeightsError, CorruptWeightsError: as `WeightFetcher.fetch`.
         """
         policy = HeldPolicy.from_manifest(manifest)
-        if self._held == policy:
+        if self._held == policy and self._is_verified:
             return None
-        held = self._held
+        held, was_verified = self._held, self._is_verified
         is_ours = held is not None and held.incarnation == manifest.incarnation
         base_version = held.policy_version if held is not None and is_ours else None
         if self._incarnation != manifest.incarnation:
@@ -201,18 +214,26 @@ class _Shard:
             self._arriving = files
             await self._files.read(manifest, files)
             self._arriving = ()
-            self._held = None  # a set that is half patched is no base
+            self._held, self._is_verified = None, False  # a set that is half patched is no base
             whole = files.pop().content if is_whole else None
             changed = await asyncio.to_thread(
                 self._patch, manifest, whole, [each.content for each in files]
             )
+            try:
+                rows = self._set.rows[self._number]
+                await asyncio.to_thread(verify_tensors, rows, manifest)
+            except CorruptWeightsError as error:
+                if is_whole:
+                    self._held = policy
+                    raise TornWeightsError(str(error)) from error
+                raise
         except (CorruptWeightsError, RetiredVersionError) as error:
             self._arriving = ()
-            if isinstance(error, CorruptWeightsError):
+            if isinstance(error, CorruptWeightsError) and not isinstance(error, TornWeightsError):
                 self._forget()  # the next fetch brings a whole set
             raise
-        self._held = policy
-        if base_version is None or is_whole:
+        self._held, self._is_verified = policy, True
+        if base_version is None or is_whole or not was_verified:
             return None
         return WeightChanges(base_policy_version=base_version, positions=changed)
 
@@ -222,7 +243,7 @@ class _Shard:
         whole: bytearray | None,
         deltas: Sequence[bytearray],
     ) -> dict[str, Positions]:
-        """Write complete files into the rows and verify them.
+        """Write complete files into the rows.
 
         Returns: the changed positions in the whole flat tensors.
         """
@@ -231,7 +252,6 @@ class _Shard:
             self._set.take(self._number, whole)
         rows = self._set.rows[self._number]
         changed = apply_deltas(rows, deltas)
-        verify_tensors(rows, manifest)
         first = self._set.first_element
         return {name: first(self._number, name) + each for name, each in changed.items()}
 
@@ -242,7 +262,7 @@ class _Shard:
         return ArrivingFile(name=name, total_bytes=total_bytes)
 
     def _forget(self) -> None:
-        self._held = None
+        self._held, self._is_verified = None, False
         self._set.forget()
 
 

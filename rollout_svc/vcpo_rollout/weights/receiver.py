@@ -1,7 +1,8 @@
 """Keeps the engine on the newest version of the policy.
 
 Versions are fetched and verified beside generation; the engine stops only for the swap. The worker
-never uses a corrupt version: it discards the bytes and fetches the full set again.
+never uses a corrupt version: it completes a set that was patched while it arrived by the next
+version's deltas, or fetches the full set again.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from vcpo_rollout.engines.adapters import AdapterUse
 from vcpo_rollout.engines.engine import Engine, PolicyWeights
 from vcpo_rollout.gauges import RolloutGauges
 from vcpo_rollout.transport.learner_client import HeldPolicy, LearnerClient
-from vcpo_rollout.weights.fetcher import WeightFetcher
+from vcpo_rollout.weights.fetcher import TornWeightsError, WeightFetcher
 
 _LOGGER = logging.getLogger(__name__)
 _WAIT_S = 10.0
 _SUMMARY_EVERY_S = 60.0
-PAUSE_AFTER_CORRUPTION_S = 1.0
-"""Pause before a version that arrived corrupt is fetched again."""
+WAIT_AFTER_CORRUPTION_S = 5.0
+"""Wait for another version after one whose check failed, before that one is fetched again."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 5.0
 """Longest pause before the newest version is asked for again after one that could not be read; it
 doubles with every further failure."""
@@ -45,7 +46,7 @@ class WeightReceiver:
         fetcher: WeightFetcher,
         postprocess: Callable[[PolicyWeights], PolicyWeights] | None = None,
         adapters: AdapterUse | None = None,
-        pause_after_corruption_s: float = PAUSE_AFTER_CORRUPTION_S,
+        wait_after_corruption_s: float = WAIT_AFTER_CORRUPTION_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Fetch nothing yet; `run` does.
@@ -63,7 +64,7 @@ class WeightReceiver:
         self._gauges = gauges
         self._postprocess = postprocess
         self._adapters = adapters
-        self._pause_after_corruption_s = pause_after_corruption_s
+        self._wait_after_corruption_s = wait_after_corruption_s
         self._longest_pause_s = _FIRST_PAUSE_S
         self._swapped = asyncio.Condition()
         self._clock = clock
@@ -98,8 +99,14 @@ class WeightReceiver:
         try:
             weights = await self._fetcher.fetch(manifest)
         except CorruptWeightsError as error:
-            _LOGGER.warning("version %d is corrupt and is fetched again: %s", version, error)
-            await asyncio.sleep(self._pause_after_corruption_s)
+            if isinstance(error, TornWeightsError):
+                text = "version %d was patched or damaged on its way; it is fetched again: %s"
+                _LOGGER.info(text, version, error)
+            else:
+                _LOGGER.warning("version %d is corrupt and is fetched again: %s", version, error)
+            await self._learner.newest_policy(
+                HeldPolicy.from_manifest(manifest), wait_s=self._wait_after_corruption_s
+            )
             return
         if weights is None:  # retired in the meantime, or a server is gone
             # Jitter spreads the requests of many workers.

@@ -85,7 +85,7 @@ class Leader(Rank):
         self.publication = Publication(
             precision=Precision.BFLOAT16,
             commands=self.commands,
-            published=PublishedState(self.model),
+            published=PublishedState(self.model, self.policies.full_set_memory),
             tensor_thread=self.thread,
             dispatcher=self.dispatcher,
             ranks=ranks,

@@ -8,7 +8,7 @@ import safetensors.torch
 import torch
 
 from tests.fixtures.learner.dispatcher import INCARNATION, ManualClock, settle
-from tests.fixtures.weight_changes import prepare, store_in_process
+from tests.fixtures.weight_changes import prepare, prepare_in_memory, store_in_process
 from vcpo.api.workloads import Weights
 from vcpo.wire.deltas import apply_deltas, chain_to, elements_of
 from vcpo.wire.errors import NotFoundError
@@ -127,6 +127,37 @@ def test_a_folder_in_memory_holds_one_full_set(tmp_path, clock):
     assert files(store) == ["00000003.full"]
 
 
+@pytest.fixture
+def mapped(tmp_path, clock):
+    """A store whose full set is the file that others read."""
+    folder = VersionFolder(str(tmp_path), INCARNATION, 0, is_temporary=True)
+    store = PolicyStore(folder, incarnation=INCARNATION, clock=clock)
+    payload = safetensors.torch.save({"weight": torch.zeros(1000)})
+    store.publish(prepare_in_memory(store, 0, payload))
+    return store
+
+
+def test_a_full_set_in_memory_is_one_file_by_the_name_of_each_version_that_deltas_lead_from(mapped):
+    for version in range(1, 60):
+        publish_sparse(mapped, version)
+        assert chain_to(mapped.newest.manifest, None) == (True, ())
+        verify(read_whole(mapped), mapped.newest.manifest)
+    mapped._remove_replaced()
+    names = {full_set_name(base) for base, _ in chain(mapped)} | {full_set_name(59)}
+    found = {each.name: each for each in Path(mapped._folder.url).glob("*.full")}
+    assert found.keys() == names
+    assert len({each.stat().st_ino for each in found.values()}) == 1
+
+
+def test_a_file_that_the_next_one_replaces_is_gone_first_and_read_to_its_end(mapped):
+    before = bytes(mapped.content)
+    with (Path(mapped._folder.url) / full_set_name(0)).open("rb") as reading:
+        memory = mapped.full_set_memory(len(before))
+        assert files(mapped) == ["mapped"]
+        memory[:] = bytes(len(before))
+        assert reading.read() == before
+
+
 def test_a_delta_of_more_than_a_quarter_of_a_full_set_is_kept_until_the_next(store):
     weight = torch.zeros(1000)
     for version in range(4):
@@ -188,5 +219,6 @@ def test_a_full_store_is_named_with_its_field_and_the_bytes(tmp_path, clock):
     store = PolicyStore(folder, incarnation=INCARNATION, clock=clock)
     Path(folder.url).rmdir()
     Path(folder.url).symlink_to("/dev/full")
-    with pytest.raises(OSError, match=r"spec\.weights\.storeUrl: cannot write [0-9]+ bytes to"):
-        publish(store, 0)
+    for write in (lambda: store.full_set_memory(9), lambda: publish(store, 0)):
+        with pytest.raises(OSError, match=r"spec\.weights\.storeUrl: cannot write [0-9]+ bytes to"):
+            write()

@@ -60,9 +60,9 @@ def test_learner_and_workers_ask_for_gpus_and_nobody_is_warned(pods):
 
 
 def test_the_learner_asks_for_the_cores_and_the_memory_that_it_will_use(pods):
-    # 5 GiB for each of 8 ranks; 12 bytes a parameter over both pods; 2 for a version in memory, 2
-    # in its file. A file and the next one are in /dev/shm, with 1 GiB for each rank.
-    needed = 8 * 5 * GIB + PARAMETERS * (12 / 2 + 2 + 2)
+    # 5 GiB for each of 8 ranks; 12 bytes a parameter over both pods; 2 for a version, which is its
+    # file. A file and the next one are in /dev/shm, with 1 GiB for each rank.
+    needed = 8 * 5 * GIB + PARAMETERS * (12 / 2 + 2)
     shared = 8 * GIB + PARAMETERS * 2 * 2
     pod, own = pods["learner"]
     assert own["resources"]["requests"] == {"cpu": "24", "memory": f"{-int(-needed // GIB)}Gi"}

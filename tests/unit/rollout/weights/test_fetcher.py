@@ -16,10 +16,11 @@ from tests.fixtures.rollout.policy_versions import (
     served_versions,
     weight_files,
 )
-from tests.fixtures.weight_changes import prepare, store_in_process
+from tests.fixtures.weight_changes import prepare, prepare_in_memory, store_in_process
 from vcpo.metrics import RolloutMetrics
+from vcpo.wire.deltas import chain_to
 from vcpo.wire.weights import CorruptWeightsError
-from vcpo_rollout.weights.fetcher import WeightFetcher
+from vcpo_rollout.weights.fetcher import TornWeightsError, WeightFetcher
 
 
 class Worker:
@@ -136,6 +137,77 @@ async def test_a_flipped_bit_of_a_full_set_is_refused_and_the_tensor_named(posit
         with pytest.raises(CorruptWeightsError, match=r"tensor 'layer\.weight': differs"):
             await worker.fetch()
         assert (await worker.fetch()).payload == payload_of(7)
+
+
+def patched_while_read(learner, cuts):
+    """A failure: the learner publishes a version at each place of the file."""
+    path = learner.root / learner.store.incarnation / "0" / "00000000.full"
+
+    def read(data):
+        with path.open("rb", buffering=0) as file:
+            sent = b""
+            for version, cut in cuts:
+                sent += file.read(cut - len(sent))
+                learner.publish(version)
+            return sent + file.read()
+
+    return read
+
+
+@settings(deadline=None, max_examples=40)
+@given(data=st.data())
+async def test_a_set_that_is_patched_while_it_is_read_is_completed_by_the_deltas_from_there(data):
+    number = data.draw(st.integers(1, 4))
+    versions = data.draw(st.sets(st.integers(1, 300), min_size=number, max_size=number))
+    cuts = data.draw(st.lists(st.integers(80, 800), min_size=number, max_size=number))
+    with learner_and_worker() as (learner, worker):
+        learner.store.publish(prepare_in_memory(learner.store, 0, payload_of(0)))
+        learner.failures = [
+            patched_while_read(learner, list(zip(sorted(versions), sorted(cuts), strict=True)))
+        ]
+        with contextlib.suppress(TornWeightsError):
+            assert (await worker.fetch()).payload == payload_of(0)
+        learner.requested()
+        weights = await worker.fetch()
+        is_whole, deltas = chain_to(learner.manifest(), 0)
+        assert len(learner.requested()) == is_whole + len(deltas)
+    assert weights.payload == payload_of(max(versions))
+
+
+async def torn(learner, worker):
+    """The worker has a set that was patched while it was read."""
+    learner.store.publish(prepare_in_memory(learner.store, 0, payload_of(0)))
+    learner.failures = [patched_while_read(learner, [(900, 1000)])]
+    with pytest.raises(TornWeightsError, match=r"tensor 'layer\.weight': differs"):
+        await worker.fetch()
+    learner.requested()
+
+
+async def test_a_set_that_was_completed_is_no_change_of_what_the_engine_has():
+    with learner_and_worker() as (learner, worker):
+        await torn(learner, worker)
+        assert (await worker.fetch()).changes is None
+        learner.publish(901)
+        assert (await worker.fetch()).changes.base_policy_version == 900
+
+
+async def test_a_set_that_deltas_do_not_complete_is_thrown_away():
+    with learner_and_worker() as (learner, worker):
+        await torn(learner, worker)
+        learner.failures = [flip_bit(-1, 0)]
+        with pytest.raises(CorruptWeightsError, match=r"tensor 'layer\.weight': differs"):
+            await worker.fetch()
+        assert (await worker.fetch()).payload == payload_of(900)
+        assert learner.requested() == ["00000000-00000900.delta", "00000900.full"]
+
+
+async def test_another_incarnations_deltas_do_not_complete_a_set():
+    with learner_and_worker() as (learner, worker):
+        await torn(learner, worker)
+        learner.restart("another")
+        learner.publish(0, 1)
+        assert (await worker.fetch()).payload == payload_of(1)
+        assert learner.requested() == ["00000000-00000001.delta", "00000000.full"]
 
 
 async def test_a_full_set_that_a_wrong_delta_spoiled_is_no_base_for_the_next():

@@ -290,7 +290,8 @@ async def test_after_any_versions_a_worker_holds_the_learners_state_bit_for_bit(
     torch.manual_seed(0)
     learner = with_buffers(llama(tied=True))
     worker = Worker(copy.deepcopy(learner), precision)
-    state, store = PublishedState(learner), store_in_process("i", lambda: 0.0)
+    store = store_in_process("i", lambda: 0.0)
+    state = PublishedState(learner, store.full_set_memory)
     for version, step in enumerate(steps):
         change(learner, version, step["share"], step["buffers"])
         store.publish(store.prepare(version, state.take(precision)))
