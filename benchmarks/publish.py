@@ -46,7 +46,7 @@ from vcpo_learner.ranks.environment import RankEnvironment
 from vcpo_learner.ranks.ranks import Ranks, join_ranks
 from vcpo_learner.ranks.sharding import local_part, place_model, whole
 from vcpo_learner.weights.store import PolicyStore, PublishedPolicy, VersionFolder
-from vcpo_rollout.engines.payload_tensors import tensors_of
+from vcpo_rollout.engines.loading_weights import tensors_of
 
 _Result = TypeVar("_Result")
 _CHANGED_SHARE = 0.01

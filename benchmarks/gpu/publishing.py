@@ -12,7 +12,7 @@ from benchmarks.gpu.setting import Figures, Setting
 from vcpo.api.workloads import Precision
 from vcpo.wire.deltas import elements_of, write_changes
 from vcpo_learner.model.published_state import PublishedState
-from vcpo_rollout.engines.payload_tensors import tensors_of
+from vcpo_rollout.engines.loading_weights import tensors_of
 
 _VERSIONS = 3
 _CHANGED_SHARE = 0.01

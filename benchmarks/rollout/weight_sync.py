@@ -36,8 +36,7 @@ from vcpo.wire.deltas import apply_deltas, elements_of
 from vcpo.wire.weights import manifest_of, tensor_sections, verify
 from vcpo_rollout.engines.engine import PolicyWeights, WeightChanges
 from vcpo_rollout.engines.hf.decoding import DecodeBatch
-from vcpo_rollout.engines.loading_weights import read_weights, stage_weights
-from vcpo_rollout.engines.payload_tensors import tensors_of
+from vcpo_rollout.engines.loading_weights import read_weights, stage_weights, tensors_of
 
 
 def measure_seconds(function: Callable[[], Any]) -> tuple[float, Any]:

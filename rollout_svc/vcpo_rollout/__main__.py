@@ -25,7 +25,7 @@ from vcpo.wire.errors import SetAsideError
 from vcpo_rollout.app import Options, run_worker
 from vcpo_rollout.engines.engine import EngineError
 from vcpo_rollout.generation.environment_pool import HungCallsError
-from vcpo_rollout.transport.retries import LearnerFailedError
+from vcpo_rollout.transport.learner_client import LearnerFailedError
 
 
 def main() -> int:

@@ -41,9 +41,8 @@ from vcpo_rollout.generation.rewards import make_task
 from vcpo_rollout.generation.worker import Worker
 from vcpo_rollout.transport.learner_client import LearnerClient
 from vcpo_rollout.transport.weight_files import WeightFiles
-from vcpo_rollout.weights.fetcher import WeightFetcher
 from vcpo_rollout.weights.postprocess import WeightPostprocessing, make_postprocessing
-from vcpo_rollout.weights.receiver import WeightReceiver
+from vcpo_rollout.weights.receiver import WeightFetcher, WeightReceiver
 
 _LOGGER = logging.getLogger(__name__)
 _STOP_GRACE_S = 1.0

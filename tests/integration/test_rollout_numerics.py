@@ -20,7 +20,7 @@ from vcpo_rollout.engines.engine import GenerationRequest
 from vcpo_rollout.engines.hf.decoding import DecodeBatch, PartialSequence
 from vcpo_rollout.engines.loading import load_model_skeleton
 from vcpo_rollout.environments import Split, make_environment
-from vcpo_rollout.weights.quantize_and_noise import QuantizationAndNoise
+from vcpo_rollout.weights.postprocess import QuantizationAndNoise
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 TINY = str(EXAMPLES / "models" / "tiny")

@@ -33,7 +33,7 @@ from vcpo.api.workloads import Precision
 from vcpo.service.model_config import config_problem, load_problem
 from vcpo.service.rotary_table import fix_rotary_table
 from vcpo.service.vocabulary import keep_vocabulary
-from vcpo_rollout.engines.held_state import held_tensors
+from vcpo_rollout.engines.loading_weights import held_tensors
 
 _DTYPES: Final = {Precision.FLOAT32: torch.float32, Precision.BFLOAT16: torch.bfloat16}
 

@@ -1,18 +1,100 @@
-"""Reads and checks a version's weights as a whole, then copies them into a model in place."""
+"""Reads and checks a version's weights as a whole, then copies them into a model in place.
+
+A model holds parameters and persistent buffers. Other buffers, such as rotary frequencies, are
+computed when it is built.
+"""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import IO
 
 import torch
 from torch import Tensor
 from torch.nn import Module, Parameter
 
-from vcpo.wire.weights import CorruptWeightsError
+from vcpo.service.persistent_buffers import own_buffers
+from vcpo.wire.weights import CorruptWeightsError, Payload, file_header, tensor_sections
 from vcpo_rollout.engines.engine import EngineError, PolicyWeights
-from vcpo_rollout.engines.held_state import held_names, held_tensor
-from vcpo_rollout.engines.payload_tensors import tensors_of
+
+_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+
+
+def tensors_of(payload: Payload) -> dict[str, Tensor]:
+    """Return the tensors of a file by name, in the file's own memory; that of `bytes` is copied.
+
+    Raises:
+        CorruptWeightsError: if it is no safetensors file, or a tensor's type is unknown.
+    """
+    if isinstance(payload, bytes):  # torch has no tensors that cannot be written to
+        payload = bytearray(payload)
+    tensors = {}
+    for name, section in tensor_sections(payload).items():
+        dtype, shape = _DTYPES.get(section.entry.dtype), tuple(section.entry.shape)
+        size_bytes = section.end - section.begin
+        if dtype is None or size_bytes != section.num_elements * dtype.itemsize:
+            raise CorruptWeightsError(
+                f"tensor {name!r}: {section.entry.dtype}{list(shape)} is not {size_bytes} bytes of"
+                f" a known type ({', '.join(_DTYPES)})"
+            )
+        if not size_bytes:
+            tensors[name] = torch.empty(shape, dtype=dtype)
+            continue
+        flat = torch.frombuffer(
+            payload, dtype=dtype, count=section.num_elements, offset=section.begin
+        )
+        tensors[name] = flat.view(shape)
+    return tensors
+
+
+def write_tensors(tensors: Mapping[str, Tensor], file: IO[bytes]) -> None:
+    """Write tensors as one safetensors file; nothing is joined in memory."""
+    names = {dtype: name for name, dtype in _DTYPES.items()}
+    file.write(
+        file_header(
+            {n: (names[each.dtype], each.shape, each.nbytes) for n, each in tensors.items()}
+        )
+    )
+    for tensor in tensors.values():
+        file.write(tensor.reshape(-1).view(torch.uint8).numpy().data)
+
+
+def held_names(model: Module) -> list[list[str]]:
+    """Return all names of each tensor of the state, in the order of the model's modules."""
+    names: defaultdict[Tensor, list[str]] = defaultdict(list)
+    for path, module in model.named_modules(remove_duplicate=False):
+        own = dict(module.named_parameters(recurse=False)) | own_buffers(module)
+        for name, tensor in own.items():
+            names[tensor].append(f"{path}.{name}".removeprefix("."))
+    return list(names.values())
+
+
+def held_tensor(model: Module, name: str) -> Tensor:
+    """Return a tensor of the state by one of its names."""
+    path, _, own = name.rpartition(".")
+    tensor: Tensor = getattr(model.get_submodule(path), own)
+    return tensor
+
+
+def held_tensors(model: Module) -> dict[str, Tensor]:
+    """Return the state, each tensor under its first name."""
+    return {names[0]: held_tensor(model, names[0]) for names in held_names(model)}
+
 
 _MAX_PROBLEMS_SHOWN = 5
 

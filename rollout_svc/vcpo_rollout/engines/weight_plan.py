@@ -1,7 +1,7 @@
 """Decides what becomes of versions in a worker: who quantizes them, and who applies adapters.
 
 vLLM can quantize full-precision weights as it loads them, and then multiplies 8-bit numbers.
-Otherwise the worker rounds them before (`weights.quantize_and_noise`): the policy changes in the
+Otherwise the worker rounds them before (`weights.postprocess`): the policy changes in the
 same way, the speed does not. Of vLLM's methods `fp8_per_block` is used; GPUs from compute
 capability 8.9 on have it in hardware. All take bfloat16, and none is for linear layers in int8.
 

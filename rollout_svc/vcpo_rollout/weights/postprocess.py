@@ -1,16 +1,29 @@
 """Transforms a received version before the engine gets it: LoRA merge, quantization and noise.
 
 It runs beside generation. A version that needs no transformation reaches the engine unchanged.
+
+    fp8     matrices as E4M3 numbers with one scale per block of 128 x 128, amax / 448
+    int8    matrices as integers from -127 to 127 with one scale per row, amax / 127
+    noise   N(0, sigma^2) added to the weights of normalizations, new for every version
+
+Every engine takes the result as ordinary numbers; embeddings and output head are unchanged. Each
+version is computed from the published weights, so errors do not accumulate.
+
+Sources: block sizes of Jet-RL, arXiv 2601.14243 (weights only; activations are not quantized here);
+noise of QeRL, arXiv 2510.11696.
 """
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import safetensors.torch
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from vcpo.algo.rollout_noise import NoiseSchedule
 from vcpo.api import VCPORunSpec
@@ -18,9 +31,13 @@ from vcpo.api.workloads import Quantization, RolloutGroup
 from vcpo_rollout.engines.adapters import AdapterUse, read_adapters
 from vcpo_rollout.engines.engine import PolicyWeights
 from vcpo_rollout.engines.loading import load_state
-from vcpo_rollout.engines.payload_tensors import tensors_of
-from vcpo_rollout.weights.quantize_and_noise import QuantizationAndNoise
+from vcpo_rollout.engines.loading_weights import tensors_of
 
+_BLOCK: Final = 128
+_LARGEST_E4M3: Final = 448.0
+_LARGEST_INT8: Final = 127.0
+_UNCHANGED_NAMES: Final = ("embed", "lm_head", "wte", "wpe")
+"""Parts of the names of embeddings and output heads."""
 WeightTransform = Callable[[Mapping[str, Tensor], int], dict[str, Tensor]]
 """Takes tensors by name and their policy version; returns new tensors and changes no input."""
 
@@ -107,3 +124,73 @@ class LoraMerge:
             product = adapter.b.float() @ adapter.a.float()
             merged[name] = (weight.float() + self.scale * product).to(weight.dtype)
         return merged
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuantizationAndNoise:
+    """The transform that a rollout group applies to every version."""
+
+    quantization: Quantization
+    noise: NoiseSchedule | None
+    seed: int
+    """Seeds the noise; workers with different seeds explore differently."""
+
+    def __call__(self, tensors: Mapping[str, Tensor], policy_version: int) -> dict[str, Tensor]:
+        """Return the transformed tensors of a version, by name; the input does not change."""
+        changed = dict(tensors)
+        if self.quantization is not Quantization.NONE:
+            rounding = _ROUNDING[self.quantization]
+            for name, tensor in tensors.items():
+                if is_matrix(name, tensor):
+                    changed[name] = rounding(tensor)
+        sigma = 0.0 if self.noise is None else self.noise.sigma(policy_version)
+        if sigma > 0.0:
+            for name, tensor in tensors.items():
+                if is_norm_weight(name, tensor):
+                    # The noise of a name and version does not depend on the order of the tensors.
+                    seed = zlib.crc32(f"{self.seed}/{policy_version}/{name}".encode())
+                    generator = torch.Generator().manual_seed(seed)
+                    noise = torch.randn(tensor.shape, generator=generator, dtype=torch.float32)
+                    noisy = tensor.float() + sigma * noise.to(tensor.device)
+                    changed[name] = noisy.to(tensor.dtype)
+        return changed
+
+
+def is_matrix(name: str, tensor: Tensor) -> bool:
+    """Whether a tensor is the matrix of a linear layer inside the network."""
+    is_table = not tensor.is_floating_point()  # a buffer
+    return tensor.ndim == 2 and not is_table and not any(part in name for part in _UNCHANGED_NAMES)
+
+
+def is_norm_weight(name: str, tensor: Tensor) -> bool:
+    """Whether a tensor is the scale of a normalization."""
+    *path, kind = name.split(".")
+    return tensor.ndim == 1 and kind == "weight" and bool(path) and "norm" in path[-1]
+
+
+def round_to_fp8(matrix: Tensor) -> Tensor:
+    """Round [rows, columns] to E4M3 in blocks of 128 x 128 with one scale per block."""
+    rows, columns = matrix.shape
+    padded = functional.pad(matrix.float(), (0, -columns % _BLOCK, 0, -rows % _BLOCK))
+    blocks = padded.view(len(padded) // _BLOCK, _BLOCK, -1, _BLOCK)
+    scale = _scale(blocks.abs().amax(dim=(1, 3), keepdim=True), _LARGEST_E4M3)
+    rounded = (blocks / scale).to(torch.float8_e4m3fn).float() * scale
+    # Without the padding, in memory too: a file takes no other tensors.
+    return rounded.view(padded.shape)[:rows, :columns].to(matrix.dtype).contiguous()
+
+
+def round_to_int8(matrix: Tensor) -> Tensor:
+    """Round [rows, columns] to integers of 8 bits with one scale per row."""
+    wide = matrix.float()
+    scale = _scale(wide.abs().amax(dim=1, keepdim=True), _LARGEST_INT8)
+    return ((wide / scale).round() * scale).to(matrix.dtype)
+
+
+def _scale(largest: Tensor, limit: float) -> Tensor:
+    return torch.where(largest > 0.0, largest / limit, torch.ones_like(largest))
+
+
+_ROUNDING: Final[Mapping[Quantization, Callable[[Tensor], Tensor]]] = {
+    Quantization.FP8: round_to_fp8,
+    Quantization.INT8: round_to_int8,
+}

@@ -23,7 +23,7 @@ from vcpo_rollout.engines.engine import (
     GenerationRequest,
     NonFiniteLogitsError,
 )
-from vcpo_rollout.engines.payload_tensors import write_tensors
+from vcpo_rollout.engines.loading_weights import write_tensors
 from vcpo_rollout.engines.seeds import token_seed
 
 _Tensor = TypeVar("_Tensor")

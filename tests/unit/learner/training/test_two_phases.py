@@ -34,10 +34,10 @@ from vcpo_learner.training import publication as publication_module
 from vcpo_learner.training.policy_on_ranks import PolicyOnRanks
 from vcpo_learner.training.publication import Publication
 from vcpo_learner.weights.store import PolicyStore, VersionFolder
-from vcpo_rollout.engines.payload_tensors import tensors_of
+from vcpo_rollout.engines.loading_weights import tensors_of
 from vcpo_rollout.gauges import RolloutGauges
 from vcpo_rollout.transport.weight_files import WeightFiles
-from vcpo_rollout.weights.fetcher import WeightFetcher
+from vcpo_rollout.weights.receiver import WeightFetcher
 
 PATIENCE_S = 20.0
 

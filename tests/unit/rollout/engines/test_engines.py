@@ -43,8 +43,8 @@ from vcpo_rollout.engines.loading_weights import (
     copy_weights,
     read_weights,
     stage_weights,
+    write_tensors,
 )
-from vcpo_rollout.engines.payload_tensors import write_tensors
 from vcpo_rollout.engines.stop_strings import StopStrings
 from vcpo_rollout.engines.weight_plan import Device, WeightPlan, decide
 

@@ -32,8 +32,11 @@ from vcpo.wire.weights import full_set_name
 from vcpo_rollout import __main__ as command
 from vcpo_rollout.gauges import RolloutGauges
 from vcpo_rollout.transport import learner_client as learner_module
-from vcpo_rollout.transport.learner_client import SubmissionRefusedError
-from vcpo_rollout.transport.retries import LearnerFailedError, Retries
+from vcpo_rollout.transport.learner_client import (
+    LearnerFailedError,
+    Retries,
+    SubmissionRefusedError,
+)
 from vcpo_rollout.transport.weight_files import ArrivingFile, WeightFiles, server_address
 
 KEY = new_key()

@@ -20,7 +20,7 @@ from tests.fixtures.weight_changes import prepare, prepare_in_memory, store_in_p
 from vcpo.metrics import RolloutMetrics
 from vcpo.wire.deltas import chain_to
 from vcpo.wire.weights import CorruptWeightsError
-from vcpo_rollout.weights.fetcher import TornWeightsError, WeightFetcher
+from vcpo_rollout.weights.receiver import TornWeightsError, WeightFetcher
 
 
 class Worker:

@@ -22,8 +22,7 @@ from vcpo_rollout.engines.adapters import AdapterUse
 from vcpo_rollout.engines.engine import EngineError
 from vcpo_rollout.gauges import RolloutGauges
 from vcpo_rollout.transport.learner_client import HeldPolicy, LearnerClient
-from vcpo_rollout.weights.postprocess import WeightPostprocessing
-from vcpo_rollout.weights.quantize_and_noise import QuantizationAndNoise
+from vcpo_rollout.weights.postprocess import QuantizationAndNoise, WeightPostprocessing
 
 
 class PolicyServer(policy_pb2_grpc.PolicyServiceServicer):

@@ -17,7 +17,7 @@ from tests.fixtures.rollout.shards import (
     with_changes,
 )
 from vcpo.wire.weights import CorruptWeightsError, shards_of
-from vcpo_rollout.weights.fetcher import _FullSet
+from vcpo_rollout.weights.receiver import _FullSet
 
 THREE_RANKS = {
     "layer.weight": (0, 24, 25, 64),

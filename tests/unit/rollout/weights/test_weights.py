@@ -24,17 +24,18 @@ from vcpo_learner.model.published_state import PublishedState
 from vcpo_learner.policy_state import persistent_buffers, policy_state
 from vcpo_rollout.engines.adapters import AdapterUse
 from vcpo_rollout.engines.engine import EngineError, PolicyWeights
-from vcpo_rollout.engines.held_state import held_tensors
 from vcpo_rollout.engines.hf.engine import HfEngine
 from vcpo_rollout.engines.loading import load_model_skeleton, load_state, torch_dtype
-from vcpo_rollout.engines.loading_weights import copy_weights, stage_weights
-from vcpo_rollout.weights.fetcher import WeightFetcher
-from vcpo_rollout.weights.postprocess import LoraMerge, WeightPostprocessing, make_postprocessing
-from vcpo_rollout.weights.quantize_and_noise import (
+from vcpo_rollout.engines.loading_weights import copy_weights, held_tensors, stage_weights
+from vcpo_rollout.weights.postprocess import (
+    LoraMerge,
     QuantizationAndNoise,
+    WeightPostprocessing,
+    make_postprocessing,
     round_to_fp8,
     round_to_int8,
 )
+from vcpo_rollout.weights.receiver import WeightFetcher
 
 BASE = {"a.weight": torch.zeros(3, 2), "a.bias": torch.ones(3), "norm.weight": torch.ones(2)}
 FIRST, SECOND = "a.lora_A.default.weight", "a.lora_B.default.weight"

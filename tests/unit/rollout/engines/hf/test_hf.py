@@ -9,8 +9,7 @@ from tests.fixtures.rollout.models import build_model, parameters_of, request_fo
 from vcpo.service.lifecycle import StartError
 from vcpo.service.rotary_table import fix_rotary_table
 from vcpo.wire.limits import MAX_ROUTE_BYTES
-from vcpo_rollout.engines.hf.decoding import DecodeBatch, PartialSequence
-from vcpo_rollout.engines.hf.decoding_check import require_decodable
+from vcpo_rollout.engines.hf.decoding import DecodeBatch, PartialSequence, require_decodable
 from vcpo_rollout.engines.hf.engine import HfEngine
 from vcpo_rollout.engines.hf.routes import RouteRecorder, packed_routes
 

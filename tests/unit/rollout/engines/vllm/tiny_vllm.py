@@ -15,7 +15,7 @@ from tests.fixtures.rollout.models import weights_of
 from vcpo.api.workloads import Model, RolloutGroup
 from vcpo.service.vocabulary import keep_vocabulary
 from vcpo_rollout.engines.engine import WeightChanges
-from vcpo_rollout.engines.held_state import held_tensor
+from vcpo_rollout.engines.loading_weights import held_tensor
 
 try:
     from vcpo_rollout.engines.vllm.engine import VllmEngine
