@@ -8,7 +8,7 @@ import safetensors.torch
 import torch
 
 from tests.fixtures.learner.dispatcher import INCARNATION, ManualClock, settle
-from tests.fixtures.weight_changes import prepare, prepare_in_memory, store_in_process
+from tests.fixtures.weight_changes import prepare, store_in_process
 from vcpo.api.workloads import Weights
 from vcpo.wire.deltas import apply_deltas, chain_to, elements_of
 from vcpo.wire.errors import NotFoundError
@@ -133,7 +133,7 @@ def mapped(tmp_path, clock):
     folder = VersionFolder(str(tmp_path), INCARNATION, 0, is_temporary=True)
     store = PolicyStore(folder, incarnation=INCARNATION, clock=clock)
     payload = safetensors.torch.save({"weight": torch.zeros(1000)})
-    store.publish(prepare_in_memory(store, 0, payload))
+    store.publish(prepare(store, 0, payload, in_memory=True))
     return store
 
 

@@ -200,20 +200,6 @@ def test_messages_without_a_template_are_shown_as_one_text(tokenizer):
     assert codec.encode(prompt) == codec.encode(make_prompt("1\n\n2\n\n3"))
 
 
-@pytest.mark.parametrize(
-    ("messages", "said"),
-    [
-        ([{"role": "tool", "content": "1"}], r"messages\[0\]: must have a role \(system, user"),
-        ([{"role": "user"}], r"messages\[0\]: .* a text as content"),
-        ([{"role": "user", "content": ["1"]}], r"messages\[0\]: .* a text as content"),
-        (EXAMPLE[:2], "the last must be from the user"),
-    ],
-)
-def test_messages_that_are_no_prompt_are_refused(messages, said):
-    with pytest.raises(ValueError, match=said):
-        Prompt(messages=messages, answer="")
-
-
 def test_a_template_writes_the_same_date_on_every_day_of_a_run(tokenizer):
     tokenizer.chat_template = "{{ strftime_now('%d%m%Y') }}" + TEMPLATE
     codec = PromptCodec(tokenizer, PromptFormat.CHAT, today=date(2026, 7, 26))

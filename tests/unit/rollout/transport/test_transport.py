@@ -179,14 +179,6 @@ async def lease_from(channel, **settings):
 
 
 @pytest.mark.parametrize("code", DOUBTFUL, ids=lambda code: code.name)
-async def test_a_doubtful_failure_is_repeated_and_may_pass(code):
-    failing = FailingLearner(*[trouble(code)] * 9)
-    async with channel_to(failing) as channel:
-        await lease_from(channel)
-    assert len(failing.requests) == 10
-
-
-@pytest.mark.parametrize("code", DOUBTFUL, ids=lambda code: code.name)
 async def test_ten_doubtful_failures_in_a_row_end_a_call_with_the_last_error(code):
     failing = FailingLearner(*[trouble(code)] * 20)
     async with channel_to(failing) as channel:

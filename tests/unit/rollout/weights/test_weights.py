@@ -54,11 +54,7 @@ def test_the_product_is_added_to_its_layer_and_nothing_else_changes():
     assert merged["a.weight"].tolist() == [[0.5, 1.0], [0.0, 0.0], [-0.5, -1.0]]
     assert merged.keys() == BASE.keys()
     assert all(torch.equal(merged[name], BASE[name]) for name in ("a.bias", "norm.weight"))
-
-
-def test_the_next_version_starts_from_the_base_again():
-    assert torch.equal(merge()["a.weight"], merge()["a.weight"])
-    assert not BASE["a.weight"].any()
+    assert not BASE["a.weight"].any()  # from which the next version starts
 
 
 def test_types_stay_those_of_the_base():
@@ -91,14 +87,24 @@ def test_what_does_not_belong_to_the_model_is_refused_by_name(given, message):
 TINY = "examples/models/tiny"
 
 
-def postprocessing_for(adapters=None, **sections):
+def postprocessing_for(adapters=None, rounding=None, **sections):
     spec = make_run(**sections).spec
     group = spec.rollouts[0]
-    return make_postprocessing(spec, group, seed=0, rounding=group.quantization, adapters=adapters)
+    rounding = rounding or group.quantization
+    return make_postprocessing(spec, group, seed=0, rounding=rounding, adapters=adapters)
 
 
-def test_a_group_that_asks_for_nothing_takes_versions_as_they_are():
-    assert postprocessing_for() is None
+@pytest.mark.parametrize(
+    ("adapters", "given"),
+    [
+        (None, {}),
+        (AdapterUse.SERVED, {"model": {"name": TINY, "lora": {}}}),
+        (None, {"rollouts": [{"name": "a", "quantization": "fp8"}]}),
+    ],
+    ids=["nothing asked", "adapters", "fp8"],
+)
+def test_what_the_engine_does_itself_comes_to_it_as_it_was_published(adapters, given):
+    assert postprocessing_for(adapters, rounding=Quantization.NONE, **given) is None
 
 
 def test_a_groups_noise_lasts_as_long_as_the_run():
@@ -121,18 +127,6 @@ def test_adapters_are_merged_before_anything_is_rounded():
     assert merge.base.keys() == load_state(TINY).keys()
     assert isinstance(transform, QuantizationAndNoise)
     assert transform.quantization is Quantization.INT8
-
-
-def test_what_the_engine_quantizes_itself_comes_to_it_as_it_was_published():
-    spec = make_run(rollouts=[{"name": "a", "quantization": "fp8"}]).spec
-    found = make_postprocessing(
-        spec, spec.rollouts[0], seed=0, rounding=Quantization.NONE, adapters=None
-    )
-    assert found is None
-
-
-def test_adapters_that_the_engine_serves_come_to_it_as_they_were_published():
-    assert postprocessing_for(AdapterUse.SERVED, model={"name": TINY, "lora": {}}) is None
 
 
 def test_transforms_follow_one_another_from_file_to_file():
@@ -210,16 +204,13 @@ def test_matrices_are_rounded_and_embeddings_and_head_are_not(quantization):
 
 
 def test_noise_is_on_the_weights_of_normalizations_with_the_stages_deviation():
+    assert changed_tensors(quantization_and_noise(noise=NOISE)(WEIGHTS, 0)) == set()
     altered = quantization_and_noise(noise=NOISE)(WEIGHTS, 1)
     assert changed_tensors(altered) == NORMS
     # 8,192 draws: the deviation of their deviation is 0.1 / sqrt(2 * 8192), 0.8 %.
     added = torch.cat([altered[name] - 1.0 for name in sorted(NORMS)])
     assert float(added.std()) == pytest.approx(0.1, rel=0.04)
     assert float(added.mean()) == pytest.approx(0.0, abs=0.1 * 4 / math.sqrt(8192))
-
-
-def test_the_first_stage_has_no_noise():
-    assert changed_tensors(quantization_and_noise(noise=NOISE)(WEIGHTS, 0)) == set()
 
 
 def test_noise_is_drawn_for_every_version_tensor_and_seed_and_is_reproducible():

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.fixtures.rollout.models import build_model, forward_logprobs, parameters_of, request_for
-from vcpo.wire.trajectory import FinishReason, VersionSpan
+from vcpo.wire.trajectory import FinishReason
 from vcpo.wire.v1 import work_pb2
 from vcpo_rollout.engines.engine import EngineError
 from vcpo_rollout.engines.hf import cache
@@ -109,27 +109,6 @@ def test_rows_are_read_again_after_a_swap_with_masks_that_stay_bounded(monkeypat
     assert_scored_as_alone(run(batch), model)
 
 
-@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
-def test_tokens_after_a_swap_are_scored_and_labelled_by_the_new_version(tied):
-    old, new = build_model(seed=1, tied=tied), build_model(seed=2, tied=tied)
-    batch = make_batch(build_model(seed=1, tied=tied))
-    batch.admit([make_draft(MIDDLE), make_draft(SHORT)])
-    for _ in range(3):
-        batch.step()
-    before = [tuple(sequence.token_ids) for sequence in batch.sequences]
-    batch.swap(2, parameters_of(new))
-    for sequence, generation in run(batch).items():
-        prompt, tokens = sequence.request.prompt_token_ids, generation.token_ids
-        assert tokens[:3] in before
-        assert generation.version_spans == (
-            VersionSpan(policy_version=1, num_tokens=3),
-            VersionSpan(policy_version=2, num_tokens=5),
-        )
-        by_old = forward_logprobs(old, prompt, tokens)
-        by_new = forward_logprobs(new, prompt, tokens)
-        assert generation.logprobs == pytest.approx(by_old[:3] + by_new[3:], abs=1e-5)
-
-
 COMMANDS = st.lists(
     st.one_of(
         st.tuples(st.just("admit"), st.integers(1, 12), st.integers(1, 6)),
@@ -221,16 +200,6 @@ def test_the_last_number_before_one_draws_a_token_of_some_probability(data):
     (token_id,), (logprob,) = sample_tokens(logits, [1.0], [2**63 - 1], torch.Generator())
     assert token_id < len(shares)
     assert math.exp(logprob) > 0.0
-
-
-def test_the_same_seed_samples_the_same_tokens():
-    def tokens(seed):
-        batch = make_batch(build_model(), seed=seed)
-        batch.admit([make_draft(SHORT), make_draft(LONG)])
-        return [generation.token_ids for generation in run(batch).values()]
-
-    assert tokens(7) == tokens(7)
-    assert tokens(7) != tokens(8)
 
 
 def test_a_sequence_with_a_seed_is_the_same_alone_among_others_and_resumed():

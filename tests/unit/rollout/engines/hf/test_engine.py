@@ -301,21 +301,6 @@ async def test_one_event_interrupts_many_and_frees_their_slots(start):
     assert len(generation.token_ids) == 2
 
 
-async def test_a_resumed_response_can_be_interrupted_again(start):
-    model = build_model()
-    engine = await begin(start, model, policy=build_model())
-    started = on_forward(model, number=4)
-    partial = PartialResponse(
-        token_ids=(8,),
-        logprobs=(-0.5,),
-        version_spans=(VersionSpan(policy_version=0, num_tokens=1),),
-    )
-    request = request_for(PROMPT, max_new_tokens=ENDLESS, partial_response=partial)
-    later = await interrupt_generation(engine, request, started)
-    assert later.token_ids[0] == 8
-    assert [span.policy_version for span in later.version_spans] == [0, 1]
-
-
 @pytest.mark.parametrize("has_policy", [True, False], ids=["policy", "no policy yet"])
 async def test_an_interrupt_requested_before_costs_at_most_a_step(start, has_policy):
     engine = await begin(start, build_model(), policy=build_model() if has_policy else None)
