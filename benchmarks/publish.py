@@ -40,12 +40,13 @@ from benchmarks.harness.random_llama import random_llama
 from vcpo.api.learner import Learner as LearnerSection
 from vcpo.api.workloads import Precision, Weights
 from vcpo.wire.deltas import apply_deltas, elements_of
+from vcpo.wire.v1.policy_pb2 import PolicyManifest
 from vcpo.wire.weights import delta_name, verify
 from vcpo_learner.model.published_state import PublishedState
 from vcpo_learner.ranks.environment import RankEnvironment
 from vcpo_learner.ranks.ranks import Ranks, join_ranks
 from vcpo_learner.ranks.sharding import local_part, place_model, whole
-from vcpo_learner.weights.store import PolicyStore, PublishedPolicy, VersionFolder
+from vcpo_learner.weights.store import PolicyStore, VersionFolder
 from vcpo_rollout.engines.loading_weights import tensors_of
 
 _Result = TypeVar("_Result")
@@ -106,7 +107,7 @@ class Learner:
         self.times_s: list[tuple[float, float]] = []
         """CPU seconds in the step's path and beside it, by version."""
 
-    def publish(self) -> PublishedPolicy:
+    def publish(self) -> PolicyManifest:
         """Publish the rank's rows as the next version, and return them."""
         step_path_s, weights = cpu_seconds(lambda: self.published.take(Precision.BFLOAT16))
         version = len(self.times_s)
@@ -152,12 +153,12 @@ class Worker:
         self.delta_bytes = 0
         self.apply_s: list[float] = []
 
-    def take(self, policy: PublishedPolicy) -> None:
+    def take(self, manifest: PolicyManifest) -> None:
         """Patch the set with a version's delta and verify it."""
-        delta = (self._folder / delta_name(policy.manifest.deltas[-1])).read_bytes()
+        delta = (self._folder / delta_name(manifest.deltas[-1])).read_bytes()
         self.delta_bytes = len(delta)
         patch_s, _ = cpu_seconds(lambda: apply_deltas(elements_of(self.payload), [delta]))
-        verify_s, _ = cpu_seconds(lambda: verify(self.payload, policy.manifest))
+        verify_s, _ = cpu_seconds(lambda: verify(self.payload, manifest))
         self.apply_s.append(patch_s + verify_s)
 
 

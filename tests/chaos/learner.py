@@ -20,6 +20,7 @@ from tests.chaos.wall_clock import CLOCK_VARIABLE, WallClock
 from tests.chaos.witness import PAYLOADS_VARIABLE, Witness, content_digest
 from vcpo.wire.trajectory import Trajectory
 from vcpo.wire.v1 import ledger_pb2
+from vcpo.wire.v1.policy_pb2 import PolicyManifest
 from vcpo_learner import app
 from vcpo_learner.__main__ import main
 from vcpo_learner.checkpoints.folder import CheckpointFolder
@@ -28,7 +29,7 @@ from vcpo_learner.ledger.ledger import TrajectoryLedger
 from vcpo_learner.training.policy_on_ranks import PolicyOnRanks
 from vcpo_learner.training.recovery import Recovery
 from vcpo_learner.update.policy_update import PolicyUpdate
-from vcpo_learner.weights.store import PolicyStore, PublishedPolicy
+from vcpo_learner.weights.store import PolicyStore
 
 _LETTING_GO = (
     ledger_pb2.LeaseGranted,
@@ -91,15 +92,15 @@ def _watched_publish(witness: Witness, payloads: Path) -> Callable[..., None]:
     publish = PolicyStore.publish
 
     @wraps(publish)
-    def watched(self: PolicyStore, policy: PublishedPolicy) -> None:
-        version = policy.manifest.policy_version
+    def watched(self: PolicyStore, manifest: PolicyManifest) -> None:
+        version = manifest.policy_version
         digest = xxhash.xxh3_64_hexdigest(self.content)
         witness.die_at("publish")
         partial = payloads / f".{os.getpid()}"
         partial.write_bytes(self.content)
         partial.replace(payloads / f"{version}-{digest}.safetensors")
         witness.say("published", version=version, digest=digest)
-        publish(self, policy)
+        publish(self, manifest)
         witness.die_at("published")
 
     return watched

@@ -192,15 +192,15 @@ class PolicyService(policy_pb2_grpc.PolicyServiceServicer):
         check_id("worker_id", request.worker_id)
         self._dispatcher.registry.record_contact(request.worker_id)
         holds_one = request.HasField("held_policy_version")
-        policy = await self._store.wait_for_newest(
+        newest = await self._store.wait_for_newest(
             held_incarnation=request.held_incarnation,
             held_version=request.held_policy_version if holds_one else None,
             wait_s=check_wait("wait_seconds", request.wait_seconds),
         )
         if not (preempted := self._dispatcher.ledger.preempted_leases(request.worker_id)):
-            return policy.manifest  # the same to every worker
+            return newest  # the same to every worker
         manifest = policy_pb2.PolicyManifest(preempted_lease_ids=preempted)
-        manifest.MergeFrom(policy.manifest)
+        manifest.MergeFrom(newest)
         return manifest
 
 

@@ -107,9 +107,9 @@ class Publication:
         loop = asyncio.get_running_loop()
         prepared = await loop.run_in_executor(self._thread, self.policies.prepare, version, weights)
         if self.weight_server is not None:
-            prepared.manifest.address = await self.weight_server.address()
+            prepared.address = await self.weight_server.address()
         try:
-            prepared.manifest.other_shards.extend(
+            prepared.other_shards.extend(
                 await loop.run_in_executor(self._thread, exchange_shards, self.ranks, version)
             )
         except LostRankError:
@@ -160,15 +160,15 @@ class ShardPublication:
     def _publish(self, version: int, weights: _Weights) -> None:
         try:
             prepared = self.store.prepare(version, weights)
-            prepared.manifest.shard = self.ranks.shard
-            for entry in prepared.manifest.tensors:
+            prepared.shard = self.ranks.shard
+            for entry in prepared.tensors:
                 entry.first_row = self.published.first_rows[entry.name]
             if self.weight_server is not None:
                 address = self.weight_server.address()
                 served = asyncio.run_coroutine_threadsafe(address, self.event_loop)
-                prepared.manifest.address = served.result()
+                prepared.address = served.result()
             self.event_loop.call_soon_threadsafe(self.store.publish, prepared)
-            exchange_shards(self.ranks, version, prepared.manifest)
+            exchange_shards(self.ranks, version, prepared)
         except Exception as error:
             _LOGGER.exception("rank %d: cannot publish version %d", self.ranks.rank, version)
             if not isinstance(error, LostRankError):

@@ -73,7 +73,7 @@ class WeightServer:
         self._supervising: asyncio.Task[None] | None = None
         self._is_closing = False
         self._port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._is_serving = False
+        self.is_serving = False
         self._ended = Counter[WeightForm]()
         """Bytes that the processes have sent that have ended."""
         self._current = Counter[WeightForm]()
@@ -83,10 +83,6 @@ class WeightServer:
     @property
     def process_id(self) -> int | None:
         return None if self._process is None else self._process.pid
-
-    @property
-    def is_serving(self) -> bool:
-        return self._is_serving
 
     @property
     def sent_bytes(self) -> Counter[WeightForm]:
@@ -155,19 +151,19 @@ class WeightServer:
         assert process.stdout is not None
         try:
             while True:
-                limit_s = _PATIENCE_S if self._is_serving else _START_S
+                limit_s = _PATIENCE_S if self.is_serving else _START_S
                 async with asyncio.timeout(limit_s):
                     line = await process.stdout.readline()
                 if not line:
                     break
                 self._take(process.pid, json.loads(line))
-                has_served = self._is_serving
+                has_served = self.is_serving
         except TimeoutError:
             _LOGGER.error(  # noqa: TRY400 - the place says nothing
                 "the server of weights did not react for %g s and is killed", limit_s
             )
         finally:
-            self._is_serving = False
+            self.is_serving = False
             self._ended, self._current = self.sent_bytes, Counter()
             await _end(process)
             self._process = None
@@ -179,7 +175,7 @@ class WeightServer:
         if "port" in report:
             port: int = report["port"]
             self._listen = f"{self._listen.rpartition(':')[0]}:{port}"
-            self._is_serving = True
+            self.is_serving = True
             _LOGGER.info("process %d sends weights on port %d", process_id, port)
             if not self._port.done():
                 self._port.set_result(port)

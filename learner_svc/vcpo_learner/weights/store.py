@@ -30,7 +30,6 @@ import stat
 import tempfile
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
 
@@ -56,17 +55,6 @@ _KEPT_DELTAS = 64
 """Bounds the list of deltas when versions hardly differ; no useful chain is as long."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PublishedPolicy:
-    """One version whose files are written."""
-
-    manifest: policy_pb2.PolicyManifest
-
-    @property
-    def policy_version(self) -> int:
-        return self.manifest.policy_version
-
-
 class PolicyStore:
     """Writes versions into a folder, and keeps the newest one's manifest.
 
@@ -77,8 +65,8 @@ class PolicyStore:
     def __init__(self, folder: VersionFolder, *, incarnation: str, clock: Clock) -> None:
         self.incarnation = incarnation
         """Incarnation of the learner that numbers these versions."""
-        self.newest: PublishedPolicy | None = None
-        """The newest version; None before the first."""
+        self.newest: policy_pb2.PolicyManifest | None = None
+        """The newest version's; None before the first."""
         self._folder = folder
         self._clock = clock
         self.content: PayloadMemory = bytearray()
@@ -91,8 +79,8 @@ class PolicyStore:
 
     def prepare(
         self, policy_version: int, weights: PayloadMemory | Mapping[str, ChangedElements]
-    ) -> PublishedPolicy:
-        """Write a version's files and compute its manifest.
+    ) -> policy_pb2.PolicyManifest:
+        """Write a version's files and return its manifest.
 
         The caller must publish the version before it prepares the next one.
 
@@ -122,7 +110,7 @@ class PolicyStore:
         manifest.deltas.extend(self._deltas)
         manifest.full_set_version = self._full_sets[-1]
         manifest.folder = self._folder.url
-        return PublishedPolicy(manifest=manifest)
+        return manifest
 
     def full_set_memory(self, num_bytes: int) -> PayloadMemory:
         """Return memory for the full set of the next version, which replaces the one before."""
@@ -133,13 +121,13 @@ class PolicyStore:
         self._remove_replaced()
         return self._folder.mapped_file(num_bytes)
 
-    def publish(self, policy: PublishedPolicy) -> None:
-        self.newest = policy
+    def publish(self, manifest: policy_pb2.PolicyManifest) -> None:
+        self.newest = manifest
         self._changed.notify()
 
     async def wait_for_newest(
         self, *, held_incarnation: str, held_version: int | None, wait_s: float
-    ) -> PublishedPolicy:
+    ) -> policy_pb2.PolicyManifest:
         """Return the newest version; wait up to `wait_s` for one that the caller does not hold."""
         deadline_s = self._clock() + wait_s
         while True:

@@ -167,10 +167,10 @@ def read_weights(model: Module, weights: PolicyWeights) -> dict[str, Tensor]:
     types of the model, which may be in use in another thread.
 
     Raises:
-        EngineError: when a tensor is missing, unknown, of another shape or not real, or the payload
-            is not a safetensors file; the message lists the problems.
+        EngineError: when a tensor is missing, unknown, of another shape or not real; the message
+            lists the problems.
     """
-    tensors = read_tensors(weights)
+    tensors = tensors_of(weights.payload)
     names = held_names(model)
     problems = list(_problems(model, names, tensors))
     if problems:
@@ -181,21 +181,6 @@ def read_weights(model: Module, weights: PolicyWeights) -> dict[str, Tensor]:
         names_of_one[0]: next(tensors[name] for name in names_of_one if name in tensors)
         for names_of_one in names
     }
-
-
-def read_tensors(weights: PolicyWeights) -> dict[str, Tensor]:
-    """Return the tensors of a version by name, as `tensors_of`.
-
-    Raises:
-        EngineError: when the payload is not a safetensors file.
-    """
-    try:
-        return tensors_of(weights.payload)
-    except CorruptWeightsError as error:
-        num_bytes = len(weights.payload)
-        raise EngineError(
-            f"payload: {num_bytes} bytes are not a safetensors file: {error}"
-        ) from error
 
 
 @torch.no_grad()

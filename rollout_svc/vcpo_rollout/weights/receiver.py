@@ -24,6 +24,7 @@ import random
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from threading import Lock
 from typing import Final
 
@@ -68,43 +69,31 @@ class TornWeightsError(CorruptWeightsError):
     """A full set was patched while it arrived, or is damaged; later deltas may complete it."""
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
 class WeightReceiver:
-    """Brings versions from the learner into the engine. Owner: the worker's event loop."""
+    """Brings versions from the learner into the engine. Owner: the worker's event loop.
 
-    def __init__(
-        self,
-        *,
-        learner: LearnerClient,
-        engine: Engine,
-        gauges: RolloutGauges,
-        fetcher: WeightFetcher,
-        postprocess: Callable[[PolicyWeights], PolicyWeights] | None = None,
-        adapters: AdapterUse | None = None,
-        wait_after_corruption_s: float = WAIT_AFTER_CORRUPTION_S,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """Fetch nothing yet; `run` does.
+    postprocess: turns a published version into the engine's; None changes nothing.
+    adapters: who applies the adapters that versions consist of; None for other versions.
+    """
 
-        postprocess: turns a published version into the engine's; None changes nothing.
-        adapters: who applies the adapters that versions consist of; None for other versions.
-        """
-        self.held: HeldPolicy | None = None
-        """Version in use; None before the first. Only this object writes it."""
-        self.weight_updates = NO_UPDATES
-        """Counts of the versions that were swapped in so far. Only this object writes it."""
-        self._learner = learner
-        self._fetcher = fetcher
-        self._engine = engine
-        self._gauges = gauges
-        self._postprocess = postprocess
-        self._adapters = adapters
-        self._wait_after_corruption_s = wait_after_corruption_s
-        self._longest_pause_s = _FIRST_PAUSE_S
-        self._swapped = asyncio.Condition()
-        self._clock = clock
-        self._durations_s: list[float] = []
-        """Durations of the swaps since the last summary in the log."""
-        self._last_summary_s = -math.inf
+    learner: LearnerClient
+    engine: Engine
+    gauges: RolloutGauges
+    fetcher: WeightFetcher
+    postprocess: Callable[[PolicyWeights], PolicyWeights] | None = None
+    adapters: AdapterUse | None = None
+    wait_after_corruption_s: float = WAIT_AFTER_CORRUPTION_S
+    clock: Callable[[], float] = time.monotonic
+    held: HeldPolicy | None = field(init=False, default=None)
+    """Version in use; None before the first. Only this object writes it."""
+    weight_updates: WeightUpdates = field(init=False, default=NO_UPDATES)
+    """Counts of the versions that were swapped in so far. Only this object writes it."""
+    _longest_pause_s: float = field(init=False, default=_FIRST_PAUSE_S)
+    _swapped: asyncio.Condition = field(init=False, default_factory=asyncio.Condition)
+    _durations_s: list[float] = field(init=False, default_factory=list)
+    """Durations of the swaps since the last summary in the log."""
+    _last_summary_s: float = field(init=False, default=-math.inf)
 
     async def wait_for_other(self, held: HeldPolicy | None) -> HeldPolicy:
         """Return the version in use once it differs from `held`; None stands for no version."""
@@ -120,26 +109,26 @@ class WeightReceiver:
             EngineError: when the engine refuses a verified version.
         """
         while True:
-            manifest = await self._learner.newest_policy(self.held, wait_s=_WAIT_S)
-            self._gauges.hear_of_version(manifest.policy_version)
+            manifest = await self.learner.newest_policy(self.held, wait_s=_WAIT_S)
+            self.gauges.hear_of_version(manifest.policy_version)
             if HeldPolicy.from_manifest(manifest) != self.held:
                 fields = {"version": manifest.policy_version, "incarnation": manifest.incarnation}
                 with log_fields(**fields):
                     await self._receive(manifest)
 
     async def _receive(self, manifest: policy_pb2.PolicyManifest) -> None:
-        started_s = self._clock()
+        started_s = self.clock()
         version = manifest.policy_version
         try:
-            weights = await self._fetcher.fetch(manifest)
+            weights = await self.fetcher.fetch(manifest)
         except CorruptWeightsError as error:
             if isinstance(error, TornWeightsError):
                 text = "version %d was patched or damaged on its way; it is fetched again: %s"
                 _LOGGER.info(text, version, error)
             else:
                 _LOGGER.warning("version %d is corrupt and is fetched again: %s", version, error)
-            await self._learner.newest_policy(
-                HeldPolicy.from_manifest(manifest), wait_s=self._wait_after_corruption_s
+            await self.learner.newest_policy(
+                HeldPolicy.from_manifest(manifest), wait_s=self.wait_after_corruption_s
             )
             return
         if weights is None:  # retired in the meantime, or a server is gone
@@ -148,26 +137,26 @@ class WeightReceiver:
             self._longest_pause_s = min(2 * self._longest_pause_s, _LONGEST_PAUSE_S)
             return
         self._longest_pause_s = _FIRST_PAUSE_S
-        if self._postprocess is not None:
-            weights = await asyncio.to_thread(self._postprocess, weights)
-        num_running = await self._engine.swap_weights(weights)
+        if self.postprocess is not None:
+            weights = await asyncio.to_thread(self.postprocess, weights)
+        num_running = await self.engine.swap_weights(weights)
         self.weight_updates += WeightUpdates(
             in_flight=int(num_running > 0),
-            adapter_swaps=int(self._adapters is AdapterUse.SERVED),
-            merged=int(self._adapters is AdapterUse.MERGED),
+            adapter_swaps=int(self.adapters is AdapterUse.SERVED),
+            merged=int(self.adapters is AdapterUse.MERGED),
         )
         async with self._swapped:
             self.held = HeldPolicy.from_manifest(manifest)
             self._swapped.notify_all()
-        duration_s = self._clock() - started_s
-        self._gauges.record_swap(version, duration_s)
+        duration_s = self.clock() - started_s
+        self.gauges.record_swap(version, duration_s)
         self._log_swap(version, duration_s)
 
     def _log_swap(self, policy_version: int, duration_s: float) -> None:
         """Log each swap at the debug level, and a summary every `_SUMMARY_EVERY_S`."""
         _LOGGER.debug("version %d is in use after %.2f s", policy_version, duration_s)
         self._durations_s.append(duration_s)
-        now_s, num_swaps = self._clock(), len(self._durations_s)
+        now_s, num_swaps = self.clock(), len(self._durations_s)
         if now_s - self._last_summary_s >= _SUMMARY_EVERY_S:
             _LOGGER.info(
                 "version %d is in use; swaps since the last summary: %d, %.2f s each",
@@ -278,12 +267,8 @@ class _FullSet:
         # Those of wide elements first, so that each begins at a multiple of its elements' width.
         whole = dict(sorted(whole.items(), key=lambda each: -element_bytes(each[1][0])))
         header = file_header(whole)
-        try:
-            content = np.empty(
-                len(header) + sum(num_bytes for *_, num_bytes in whole.values()), dtype=np.uint8
-            )
-        except MemoryError as error:
-            raise CorruptWeightsError("payload: must fit into memory") from error
+        size_bytes = len(header) + sum(num_bytes for *_, num_bytes in whole.values())
+        content = np.empty(size_bytes, dtype=np.uint8)
         content[: len(header)] = np.frombuffer(header, dtype=np.uint8)
         self.payload = content.data
         elements = elements_of(self.payload)
@@ -293,20 +278,20 @@ class _FullSet:
                 self.rows[number][name] = elements[name][first : first + math.prod(shape)]
 
 
+@dataclass(slots=True, eq=False)
 class _Shard:
     """One shard of the full set: the version that its rows have, or none."""
 
-    def __init__(self, files: WeightFiles, full_set: _FullSet, number: int) -> None:
-        self._files = files
-        self._set = full_set
-        self._number = number
-        self._held: HeldPolicy | None = None
-        """Version of the rows; None if they have none."""
-        self._is_verified = False
-        """Whether they are that version; else some elements may be later ones."""
-        self._arriving: Sequence[ArrivingFile] = ()
-        """What broke off, of the incarnation of the last manifest."""
-        self._incarnation = ""
+    _files: WeightFiles
+    _set: _FullSet
+    _number: int
+    _held: HeldPolicy | None = None
+    """Version of the rows; None if they have none."""
+    _is_verified: bool = False
+    """Whether they are that version; else some elements may be later ones."""
+    _arriving: Sequence[ArrivingFile] = ()
+    """What broke off, of the incarnation of the last manifest."""
+    _incarnation: str = ""
 
     async def bring_to(self, manifest: policy_pb2.PolicyManifest) -> WeightChanges | None:
         """Bring the rows to a version; return what changed, None if they arrived whole.

@@ -81,13 +81,13 @@ class PreallocatedLayer(DynamicLayer):  # type: ignore[no-untyped-call]  # its b
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # its base is not annotated
-        self._stored: tuple[States, States] | None = None
+        self._stored: tuple[States, ...] = ()
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *_args: object, **_kwargs: object
     ) -> tuple[Tensor, Tensor]:
         """Append columns and return all states; the model's attention calls this method."""
-        if self._stored is None:
+        if not self._stored:
             self._stored = States(key_states), States(value_states)
             self.is_initialized = True
         else:
@@ -97,27 +97,22 @@ class PreallocatedLayer(DynamicLayer):  # type: ignore[no-untyped-call]  # its b
 
     def keep(self, rows: Sequence[int], *, num_unused_columns: int) -> None:
         """Drop rows and columns, as `States.keep` describes."""
-        if self._stored is not None:
-            for states in self._stored:
-                states.keep(rows, num_unused_columns=num_unused_columns)
-            self._refresh_views()
+        for states in self._stored:
+            states.keep(rows, num_unused_columns=num_unused_columns)
+        self._refresh_views()
 
     def repeat(self, rows: Sequence[int]) -> None:
         """Make copies of these rows the only ones."""
-        if self._stored is not None:
-            for states in self._stored:
-                states.repeat(rows)
-            self._refresh_views()
+        for states in self._stored:
+            states.repeat(rows)
+        self._refresh_views()
 
     def put_below(self, above: PreallocatedLayer) -> None:
         """Put these rows below another layer's, as `States.put_below` describes."""
-        if self._stored is not None and above._stored is not None:
-            for states, other in zip(self._stored, above._stored, strict=True):
-                states.put_below(other.tensor)
-            self._refresh_views()
+        for states, other in zip(self._stored, above._stored, strict=True):
+            states.put_below(other.tensor)
+        self._refresh_views()
 
     def _refresh_views(self) -> tuple[Tensor, Tensor]:
-        assert self._stored is not None
-        keys, values = (states.tensor for states in self._stored)
-        self.keys, self.values = keys, values
-        return keys, values
+        self.keys, self.values = (states.tensor for states in self._stored)
+        return self.keys, self.values

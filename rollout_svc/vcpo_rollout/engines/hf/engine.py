@@ -64,11 +64,6 @@ class _Swap:
     future: Future[int] = field(default_factory=Future)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Close:
-    """Ends the thread."""
-
-
 class HfEngine:
     """Samples with a `transformers` model; an `Engine`.
 
@@ -97,8 +92,6 @@ class HfEngine:
         returns_routes: bool = False,
         max_model_len: int | None = None,
     ) -> None:
-        if max_concurrent_sequences < 1:
-            raise ValueError(f"max_concurrent_sequences: {max_concurrent_sequences} is below 1")
         place_model(model, torch.device(device), torch_dtype(precision))
         self._model = model
         self._limits = RequestLimits.of(model, max_model_len)
@@ -118,7 +111,7 @@ class HfEngine:
         self._running: dict[PartialSequence, _Generate] = {}
         self._steps_since_join = 0
         # Shared; `_gate` guards the two fields below it, and the queue is thread-safe:
-        self._commands: SimpleQueue[_Generate | _Interrupt | _Swap | _Close] = SimpleQueue()
+        self._commands: SimpleQueue[_Generate | _Interrupt | _Swap | None] = SimpleQueue()
         self._gate = threading.Lock()
         self._open: set[Future[Any]] = set()
         self._ended: str | None = None
@@ -208,7 +201,7 @@ class HfEngine:
 
     async def close(self) -> None:
         self._end("the engine is closed")
-        self._commands.put(_Close())
+        self._commands.put(None)  # ends the thread
         await asyncio.to_thread(self._thread.join)
 
     def _submit(self, command: _Generate | _Swap) -> None:
@@ -261,22 +254,16 @@ class HfEngine:
                         tokens = command.generate.sequence.to_partial_response()
                         _resolve(command.generate.future, GenerationInterruptedError(tokens))
                     case _Swap() if not command.future.done():
-                        _resolve(command.future, self._swap(command))
-                    case _Close():
+                        outcome: int | StartError = len(self._batch.sequences)
+                        try:
+                            self._batch.swap(command.policy_version, command.weights)
+                        except StartError as error:  # no version of this model ever will be in use
+                            outcome = error
+                        _resolve(command.future, outcome)
+                    case None:
                         return False
         except Empty:
             return True
-
-    def _swap(self, command: _Swap) -> int | StartError:
-        """Bring a version into the model, before the next token is drawn.
-
-        Returns: how many sequences continue with the new weights, or why none ever will.
-        """
-        try:
-            self._batch.swap(command.policy_version, command.weights)
-        except StartError as error:
-            return error
-        return len(self._batch.sequences)
 
     def _drop_cancelled(self) -> None:
         cancelled = [

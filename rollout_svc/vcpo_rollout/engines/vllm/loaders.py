@@ -22,7 +22,7 @@ from vcpo.api.workloads import Lora
 from vcpo_rollout.engines.adapters import read_adapters
 from vcpo_rollout.engines.engine import EngineError, PolicyWeights
 from vcpo_rollout.engines.loading import in_checkpoint_form
-from vcpo_rollout.engines.loading_weights import changed_tensors, read_tensors, read_weights
+from vcpo_rollout.engines.loading_weights import changed_tensors, read_weights, tensors_of
 from vcpo_rollout.engines.vllm.exchange import tensors_to_send, write_memory_file
 
 _ADAPTER_PLACE: Final = 1
@@ -107,7 +107,7 @@ class AdapterLoader:
 
         The folder has the configuration only: the tensors are in memory, behind a link.
         """
-        adapters = list(read_adapters(read_tensors(weights), self._shapes))
+        adapters = list(read_adapters(tensors_of(weights.payload), self._shapes))
         if not adapters:
             raise EngineError("payload: holds no adapter, and this run trains adapters only")
         tensors = {}

@@ -245,8 +245,8 @@ def publish(model, ranks, precision, starts):
                 buffer.view(-1)[:1] = version % 2
         prepared = store.prepare(version, parameters.take(precision))
         store.publish(prepared)
-        verify(store.content, prepared.manifest)
-        shards.append((bytes(store.content), bool(prepared.manifest.deltas)))
+        verify(store.content, prepared)
+        shards.append((bytes(store.content), bool(prepared.deltas)))
     return shards
 
 

@@ -67,7 +67,7 @@ async def test_whatever_kills_a_run_each_group_counts_once_and_a_version_names_o
         published, publish = made, learner.policies.publish
 
         def note(prepared, published=published, publish=publish):
-            published[prepared.manifest.policy_version] += 1
+            published[prepared.policy_version] += 1
             publish(prepared)
 
         learner.policies.publish = note

@@ -94,7 +94,7 @@ def published_versions(learner):
 
     def observed(prepared):
         publish(prepared)
-        seen.append(prepared.manifest.policy_version)
+        seen.append(prepared.policy_version)
 
     policies.publish = observed
     return seen

@@ -38,7 +38,7 @@ def newest(store, *, held=None, incarnation="", wait_s=0.0):
 async def test_whoever_holds_nothing_gets_the_newest_at_once(store):
     publish(store, 0)
     publish(store, 1)
-    assert (await newest(store, wait_s=30)).manifest.policy_version == 1
+    assert (await newest(store, wait_s=30)).policy_version == 1
 
 
 async def test_a_holder_of_the_newest_waits_for_the_next(store):
@@ -47,19 +47,19 @@ async def test_a_holder_of_the_newest_waits_for_the_next(store):
     await settle()
     assert not waiting.done()
     publish(store, 1)
-    assert (await waiting).manifest.policy_version == 1
+    assert (await waiting).policy_version == 1
 
 
 async def test_a_holder_of_the_newest_version_receives_it_again_when_its_wait_ends(store):
     publish(store, 4)
     policy = await newest(store, held=4, incarnation=INCARNATION)
-    assert policy.manifest.policy_version == 4
+    assert policy.policy_version == 4
 
 
 async def test_a_version_of_another_incarnation_is_not_the_same_version(store):
     publish(store, 4)
     policy = await newest(store, held=4, incarnation="before", wait_s=30)
-    assert policy.manifest.incarnation == INCARNATION
+    assert policy.incarnation == INCARNATION
 
 
 async def test_before_the_first_version_there_is_nothing_to_find(store):
@@ -77,7 +77,7 @@ def publish_sparse(store, *versions, size=1000):
 
 
 def chain(store):
-    deltas = store.newest.manifest.deltas
+    deltas = store.newest.deltas
     return [(delta.base_policy_version, delta.policy_version) for delta in deltas]
 
 
@@ -89,11 +89,11 @@ def files(store):
 
 def read_whole(store):
     """The newest version, as a worker reads it that holds nothing."""
-    is_whole, deltas = chain_to(store.newest.manifest, None)
+    is_whole, deltas = chain_to(store.newest, None)
     assert is_whole
     read = store._folder._files.cat_file
     folder = store._folder._path
-    payload = bytearray(read(f"{folder}/{full_set_name(store.newest.manifest.full_set_version)}"))
+    payload = bytearray(read(f"{folder}/{full_set_name(store.newest.full_set_version)}"))
     apply_deltas(elements_of(payload), [read(f"{folder}/{delta_name(each)}") for each in deltas])
     return payload
 
@@ -102,7 +102,7 @@ def test_every_version_of_many_can_be_read_whole_with_a_quarter_more_than_its_ro
     full_sets = set()
     for version in range(60):
         publish_sparse(store, version)
-        manifest = store.newest.manifest
+        manifest = store.newest
         full_sets.add(manifest.full_set_version)
         _, deltas = chain_to(manifest, None)
         assert sum(each.total_bytes for each in deltas) <= 0.25 * manifest.total_bytes
@@ -140,8 +140,8 @@ def mapped(tmp_path, clock):
 def test_a_full_set_in_memory_is_one_file_by_the_name_of_each_version_that_deltas_lead_from(mapped):
     for version in range(1, 60):
         publish_sparse(mapped, version)
-        assert chain_to(mapped.newest.manifest, None) == (True, ())
-        verify(read_whole(mapped), mapped.newest.manifest)
+        assert chain_to(mapped.newest, None) == (True, ())
+        verify(read_whole(mapped), mapped.newest)
     mapped._remove_replaced()
     names = {full_set_name(base) for base, _ in chain(mapped)} | {full_set_name(59)}
     found = {each.name: each for each in Path(mapped._folder.url).glob("*.full")}
@@ -163,14 +163,14 @@ def test_a_delta_of_more_than_a_quarter_of_a_full_set_is_kept_until_the_next(sto
     for version in range(4):
         weight[:400] += 1.0
         store.publish(prepare(store, version, safetensors.torch.save({"weight": weight})))
-        verify(read_whole(store), store.newest.manifest)
+        verify(read_whole(store), store.newest)
     assert chain(store) == [(2, 3)]
 
 
 def test_a_version_that_changes_too_much_has_no_delta_and_starts_a_new_chain(store):
     publish_sparse(store, 0, 1)
     publish(store, 2)
-    assert (chain(store), store.newest.manifest.full_set_version) == ([], 2)
+    assert (chain(store), store.newest.full_set_version) == ([], 2)
 
 
 def opened(run_dir, incarnation, **settings):

@@ -303,7 +303,7 @@ async def test_an_object_store_is_read_by_its_url_and_corrupt_files_are_refused(
     store = store_in_process(INCARNATION, ManualClock())
     for version in (0, 1):
         store.publish(prepare(store, version, payload_of(version)))
-    manifest = store.newest.manifest
+    manifest = store.newest
     worker = Worker(None)
     assert (await worker.fetch(manifest)).payload == payload_of(1)
     assert worker.num_bytes("store") > manifest.total_bytes

@@ -256,7 +256,7 @@ class Worker:
 
     async def take(self, store):
         """Take the newest version: by the deltas from the version in use, or whole."""
-        weights = await self.fetcher.fetch(store.newest.manifest)
+        weights = await self.fetcher.fetch(store.newest)
         copy_weights(self.model, stage_weights(self.model, weights, in_use=self.in_use))
         self.in_use = weights.policy_version
 
