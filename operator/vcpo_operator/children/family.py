@@ -56,8 +56,8 @@ def build_children(
         service_account(parent),
         network_policy(parent, defaults.ingress_sources),
         pod_monitor(parent, defaults),
-        learner_budget(parent),
-        *(rollout_budget(parent, group.name) for group in groups),
+        budget(parent, 1, Role.LEARNER),
+        *(budget(parent, "50%", Role.ROLLOUT, group.name) for group in groups),
         learner_stateful_set(parent, defaults, running=running),
         *(
             rollout_deployment(parent, group, defaults, wanted[group.name] if running else 0)
@@ -97,27 +97,22 @@ def certificates_secret(parent: Parent) -> Child | None:
     return build_child(Kind.SECRET, parent, certificates_name(parent.name), body)
 
 
-def learner_budget(parent: Parent) -> Child:
-    """Build the budget of the learner, which saves on SIGTERM: 0 would block node drains."""
+def budget(parent: Parent, most: int | str, role: Role, group: str | None = None) -> Child:
+    """Build the budget of a role's pods, or a group's; 0 would block node drains.
+
+    A pod that does not work may always be evicted: it loses nothing, and a run that is broken
+    would otherwise keep its nodes for ever.
+    most: Pods that may be away at a time.
+    """
     body = {
         "spec": {
-            "maxUnavailable": 1,
-            "selector": {"matchLabels": selector(parent.name, Role.LEARNER)},
+            "maxUnavailable": most,
+            "unhealthyPodEvictionPolicy": "AlwaysAllow",
+            "selector": {"matchLabels": selector(parent.name, role, group)},
         }
     }
-    return build_child(Kind.BUDGET, parent, learner_name(parent.name), body, role=Role.LEARNER)
-
-
-def rollout_budget(parent: Parent, group: str) -> Child:
-    """Build the budget of a rollout group."""
-    body = {
-        "spec": {
-            "maxUnavailable": "50%",
-            "selector": {"matchLabels": selector(parent.name, Role.ROLLOUT, group)},
-        }
-    }
-    name = rollout_name(parent.name, group)
-    return build_child(Kind.BUDGET, parent, name, body, role=Role.ROLLOUT, group=group)
+    name = learner_name(parent.name) if group is None else rollout_name(parent.name, group)
+    return build_child(Kind.BUDGET, parent, name, body, role=role, group=group)
 
 
 def checkpoint_claim(parent: Parent) -> Child:

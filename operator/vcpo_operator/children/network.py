@@ -29,7 +29,8 @@ _OPERATOR_PODS = {
     "app.kubernetes.io/name": "vcpo",
     "app.kubernetes.io/component": "operator",
 }
-_DNS_PORT = 53
+_DNS_PORTS = (53, 5353)
+"""OpenShift's DNS pods listen on the second."""
 _NAMESPACE_NAME = "kubernetes.io/metadata.name"
 """Label that the API server itself sets on every namespace."""
 
@@ -67,7 +68,7 @@ def network_policy(parent: Parent, ingress_sources: IngressSources) -> Child | N
     }
     if isolation is NetworkIsolation.DENY_ALL:
         spec["policyTypes"] = ["Ingress", "Egress"]
-        dns = {"ports": [_port(_DNS_PORT, "UDP"), _port(_DNS_PORT)]}
+        dns = {"ports": [_port(port, name) for port in _DNS_PORTS for name in ("UDP", "TCP")]}
         extra = (_to_destination(each) for each in parent.run.spec.pods.extra_egress)
         spec["egress"] = [{"to": [peers]}, dns, *extra]
     return build_child(Kind.NETWORK_POLICY, parent, parent.name, {"spec": spec})

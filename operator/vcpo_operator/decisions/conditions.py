@@ -8,7 +8,7 @@
 | SignalsFresh | it reports signals | Fresh, Stale, Missing, Unreachable, KeyRefused |
 | EssHealthy, LearnerFed | see `vcpo.control.conditions` | |
 | Stable | see there; false after a collapse | those, Collapsed |
-| UpToDate | the pods are of the newest revision | Current, RevisionPending |
+| UpToDate | the pods are of the newest revision | Current, RevisionPending, Ended |
 | Suspended | no pod runs, at the user's request | Suspended, SuspendInProgress, Active |
 | Ready | the run trains, or is complete | Training, NoUpdate, EnginesDisagree, Degraded, ... |
 | Complete | all steps are taken | Succeeded, Collapsed, WithoutUpdate, NotFinished |
@@ -38,6 +38,11 @@ from vcpo_operator.observed.status import MAX_MESSAGE_CHARACTERS, RunStatus, Sta
 
 _CONTACT_S: Final = 15.0
 """A process that was in contact within this time answers, whatever its pod's probes say."""
+_SETTLING_S: Final = 15.0
+"""Time after a pod became ready in which an older failure of a call to it may still be known."""
+_YOUNG_S: Final = 10.0
+"""A pod may be without a node for this time: its volume is being made."""
+_HELD_STEPS: Final = 3 * judgement.NOTICE_AFTER_STEPS
 _NAMED_PODS: Final = 4
 """Pods that a message names; of more it says how many."""
 _OVERDUE_S: Final = 30.0
@@ -58,6 +63,34 @@ class ConditionState:
     status: str
     reason: str
     message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoUpdate:
+    """What is said of the last steps, which made no update."""
+
+    step: int
+    """Step after which it was said last."""
+    message: str
+
+
+def decide_no_update(
+    signals: RunSignals | None, total_steps: int, before: RunStatus, said: NoUpdate | None
+) -> NoUpdate | None:
+    """Return what is to be said of steps without an update; None: nothing.
+
+    On a task that is nearly solved, an update now and then is no news: what was said stands until
+    enough steps went by without it being said again.
+    said: What this operator said last; without it, what the run's status says counts.
+    """
+    if signals is None:
+        return said
+    if message := judgement.unmoved(signals, total_steps):
+        return NoUpdate(step=signals.step, message=message)
+    known = before.condition("Ready")
+    if said is None and known is not None and known.reason == "NoUpdate":
+        return NoUpdate(step=signals.step, message=known.message)
+    return said if said and signals.step < said.step + _HELD_STEPS else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +120,8 @@ class ConditionInputs:
     """Whether the conditions keep the signals that an earlier operator received."""
     before: RunStatus = field(default_factory=RunStatus)
     """The status as the last reconcile left it."""
+    no_update: NoUpdate | None = None
+    """What is said of the last steps if they made no update; None if they did."""
     pending: str | None = None
     """Why the pods are not of the newest revision, in a sentence; empty when they are; None if it
     was not decided."""
@@ -103,7 +138,7 @@ def condition_states(inputs: ConditionInputs) -> tuple[ConditionState, ...]:
         rollouts,
         *control,
         *_collapsed_conditions(inputs.verdict),
-        *_revision_conditions(inputs.pending),
+        *_revision_conditions(inputs),
         _suspended_condition(inputs),
         _ready_condition(inputs, (learner, rollouts, *control[:1])),
         *_end_conditions(inputs.verdict),
@@ -160,10 +195,12 @@ def _learner_condition(inputs: ConditionInputs) -> ConditionState:
         return resting
     others = [pod for pod in pods if pod.index > 0]
     missing = inputs.spec.learner.replicas - len(pods)
-    is_whole = missing <= 0 and _first_cause(others) is None
+    is_whole = missing <= 0 and _first_cause(others, inputs.now_s) is None
     if is_whole and _leader_answers(inputs, pods):
         return _answering_learner(inputs)
-    cause = _first_cause(pods) or _stuck_pod(inputs) or _leaving_pod(inputs, Role.LEARNER)
+    cause = (
+        _first_cause(pods, inputs.now_s) or _stuck_pod(inputs) or _leaving_pod(inputs, Role.LEARNER)
+    )
     if cause is not None:
         return _false("LearnerReady", cause.reason, cause.message)
     return _false("LearnerReady", "PodPending", _pending(inputs, pods))
@@ -226,7 +263,7 @@ def _rollouts_condition(inputs: ConditionInputs) -> ConditionState:
             return _true("RolloutsReady", "MinimumAvailable", message)
         more = f" More cannot be created: {refused.message}"
         return _true("RolloutsReady", "PartiallyAvailable", message + more)
-    cause = _first_cause(pods) or refused or _leaving_pod(inputs, Role.ROLLOUT)
+    cause = _first_cause(pods, inputs.now_s) or refused or _leaving_pod(inputs, Role.ROLLOUT)
     if cause is not None:
         return _false("RolloutsReady", cause.reason, cause.message)
     message = f"Fewer workers answer than the minimum of {minimum}."
@@ -244,8 +281,10 @@ def _resting_condition(
     return None
 
 
-def _first_cause(pods: Iterable[ObservedPod]) -> Cause | None:
+def _first_cause(pods: Iterable[ObservedPod], now_s: float) -> Cause | None:
     broken = [pod for pod in pods if pod.cause is not None and not pod.ready]
+    is_young = lambda pod: pod.node is None and now_s - pod.created_s < _YOUNG_S  # noqa: E731
+    broken = [pod for pod in broken if pod.cause.reason != "Unschedulable" or not is_young(pod)]
     return min(broken, key=lambda pod: pod.is_finished).cause if broken else None
 
 
@@ -285,8 +324,11 @@ def _control_conditions(inputs: ConditionInputs) -> tuple[ConditionState, ...]:
     )
     first, *others = states  # `SignalsFresh`
     pods = inputs.observed.pods_of(Role.LEARNER)
-    if first.status == "True" or inputs.silence is None or not _leader_is_ready(pods):
-        return states  # or the learner still starts
+    known = inputs.before.condition("LearnerReady")
+    ready_s = known.transition_s if known is not None and known.status == "True" else inputs.now_s
+    is_starting = not _leader_is_ready(pods) or inputs.now_s - ready_s < _SETTLING_S
+    if first.status == "True" or inputs.silence is None or is_starting:
+        return states
     cause = inputs.silence
     return _false(first.type, cause.reason, f"{first.message} {cause.message}."), *others
 
@@ -296,12 +338,14 @@ def _collapsed_conditions(verdict: RunVerdict) -> tuple[ConditionState, ...]:
     return (_false("Stable", COLLAPSED, verdict.message),) if is_collapsed else ()
 
 
-def _revision_conditions(pending: str | None) -> tuple[ConditionState, ...]:
+def _revision_conditions(inputs: ConditionInputs) -> tuple[ConditionState, ...]:
     """Return `UpToDate`; nothing, so that it stays as it was, if nothing was decided."""
-    if pending is None:
+    if inputs.verdict.has_ended:
+        return (_true("UpToDate", "Ended", "The run has ended: no pod is to be replaced."),)
+    if inputs.pending is None:
         return ()
-    if pending:
-        return (_false("UpToDate", "RevisionPending", pending),)
+    if inputs.pending:
+        return (_false("UpToDate", "RevisionPending", inputs.pending),)
     return (_true("UpToDate", "Current", "The pods are as run and operator say now."),)
 
 
@@ -350,8 +394,8 @@ def _training(inputs: ConditionInputs) -> ConditionState:
     if signals is not None and signals.failures_in_a_row >= policy.max_failures_in_a_row:
         message = signals.generation_failure or _failing_generations(signals).lstrip()
         return _false("Ready", "GenerationFailing", message)
-    if signals is not None and (unmoved := judgement.unmoved(signals, inputs.spec.steps)):
-        return _true("Ready", "NoUpdate", unmoved)
+    if inputs.no_update is not None:
+        return _true("Ready", "NoUpdate", inputs.no_update.message)
     if signals is not None and signals.mismatch:
         return _true("Ready", "EnginesDisagree", signals.mismatch)
     if signals is not None and signals.set_aside:

@@ -31,6 +31,8 @@ from vcpo_operator.observed.status import RunStatus
 
 RESYNC_PERIOD_S: Final = 60.0
 """Longest time between two reconciles of a run."""
+PENDING_POLL_S: Final = 15.0
+"""Least time between two polls of a learner that has no node."""
 DRAIN_POLL_S: Final = 1.0
 """Longest time between two reconciles while the operator waits for a learner to end. A learner that
 has saved exits, and its pod would start it again."""
@@ -77,7 +79,9 @@ class Snapshot:
         """Return the seconds from `now_s` to the next reconcile if nothing happens before."""
         waits_s = [RESYNC_PERIOD_S]
         if self.verdict.phase is LifecyclePhase.RUN:
-            waits_s.append(self.run.spec.control.poll_seconds)
+            poll_s = self.run.spec.control.poll_seconds
+            is_placed = any(pod.node for pod in self.observed.pods_of(Role.LEARNER))
+            waits_s.append(poll_s if is_placed else max(poll_s, PENDING_POLL_S))
         if self.draining is not None and self.draining.until_s is not None:
             waits_s += [DRAIN_POLL_S, max(0.0, self.draining.until_s - now_s)]
         deadline_s = next_phase_change_s(self.run.spec, self.current, self.verdict)

@@ -139,6 +139,7 @@ def parse_pod(body: Body) -> ObservedPod | None:
         is_finished=status.get("phase") in {"Failed", "Succeeded"},
         node=(body.get("spec") or {}).get("nodeName"),
         is_gated=bool((body.get("spec") or {}).get("schedulingGates")),
+        created_s=from_rfc3339(metadata.get("creationTimestamp")) or 0.0,
         termination_deadline_s=None
         if metadata.get("finalizers") or "deletionTimestamp" not in metadata
         else from_rfc3339(metadata["deletionTimestamp"]),

@@ -2,10 +2,15 @@
 
 Reasons between which the kubelet alternates count as one cause. `ErrImagePull` is an attempt and
 `ImagePullBackOff` the wait before the next one; without this the run's conditions would flicker.
+
+Processes write why they end into the file that the kubelet reports. One that was killed could not,
+and the kubelet reports the end of its log: of that, only errors are a cause.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
 import re
 from collections.abc import Mapping
 from typing import Any, Final
@@ -20,7 +25,7 @@ _WAITING: Final[Mapping[str, str]] = {
     "InvalidImageName": "InvalidImageName",
     "CreateContainerConfigError": "CreateContainerConfigError",
     "CreateContainerError": "CreateContainerError",
-    "RunContainerError": "RunContainerError",
+    "RunContainerError": "CrashLoopBackOff",
     "CrashLoopBackOff": "CrashLoopBackOff",
 }
 _UNWRITABLE: Final = re.compile(r"Permission denied: '/var/(lib|cache)/vcpo")
@@ -41,6 +46,12 @@ _NOT_READY_REASONS: Final = frozenset(
     {"ContainersNotReady", "PodCompleted", "PodFailed", "ReadinessGatesNotReady"}
 )
 """Reasons that a kubelet gives when it reports that a pod is not ready."""
+_KILLED: Final[Mapping[Any, str]] = {
+    137: "was killed by SIGKILL: by its node, such as for want of memory, or by somebody",
+    143: "was ended by SIGTERM before it could save",
+}
+_ERRORS: Final = {"ERROR", "CRITICAL"}
+_HARMLESS: Final = re.compile(r"\d{4}-\d\d-\d\d \S+ (DEBUG|INFO|WARNING) ")
 _CREDENTIALS = re.compile(r"(?<=://)[^/\s:@]+:[^/\s@]+(?=@)")
 _MAX_MESSAGE_CHARACTERS = 600
 
@@ -130,7 +141,7 @@ def container_end(pod: Mapping[str, Any], container: str) -> ContainerEnd | None
                 exit_code=int(ended.get("exitCode", 0)),
                 reason=ended.get("reason") or "Unknown",
                 message=redact_and_shorten(
-                    (ended.get("message") or "").strip(), MAX_LOG_TAIL_CHARACTERS
+                    "\n".join(_told(ended.get("message") or "")), MAX_LOG_TAIL_CHARACTERS
                 ),
                 end_s=from_rfc3339(ended.get("finishedAt")),
             )
@@ -158,7 +169,7 @@ def _container_cause(pod: str, status: Mapping[str, Any]) -> Cause | None:
     if ended.get("reason") == _OUT_OF_MEMORY and not is_ready:
         return _cause(_OUT_OF_MEMORY, where, "ran out of memory; raise its memory limit")
     reason = _WAITING.get(waiting.get("reason", ""))
-    if reason == "CrashLoopBackOff":
+    if reason == "CrashLoopBackOff" and ended:
         return _cause(reason, where, _exit_message(ended))
     if reason is not None:
         return _cause(reason, where, waiting.get("message") or "the kubelet gives no message")
@@ -168,12 +179,35 @@ def _container_cause(pod: str, status: Mapping[str, Any]) -> Cause | None:
 
 
 def _exit_message(ended: Mapping[str, Any]) -> str:
-    cause = " ".join((ended.get("message") or "").split())
+    code, lines = ended.get("exitCode", "unknown"), _told(ended.get("message") or "")
+    cause = " ".join(" ".join(lines).split())
+    if killed := _KILLED.get(code):
+        return f"{killed}; its last error: {cause}" if cause else killed
     if _UNWRITABLE.search(cause):
         cause = f"{cause.rstrip('.')}. {_UNWRITABLE_CURE}"
-    return f"ended with exit code {ended.get('exitCode', 'unknown')}" + (
-        f": {cause}" if cause else ""
-    )
+    return f"ended with exit code {code}: {cause}" if cause else f"ended with exit code {code}"
+
+
+def _told(text: str) -> list[str]:
+    """Return what a container said of its end: whole lines, but no log lines below ERROR."""
+    lines = text.strip().splitlines()
+    records = [_record(line) for line in lines]
+    if records[1:] and records[1] is not None and lines[0].endswith("}"):
+        lines[0] = "" if records[0] is None else lines[0]  # the end of a line that was cut
+    told = [
+        str(record.get("message", "")) if record is not None else line
+        for line, record in zip(lines, records, strict=True)
+        if (not _HARMLESS.match(line) if record is None else record.get("level") in _ERRORS)
+    ]
+    return [line for line in told if line]
+
+
+def _record(line: str) -> Mapping[str, Any] | None:
+    """Return a log line of JSON; None if it is none."""
+    with contextlib.suppress(ValueError):
+        record = json.loads(line)
+        return record if isinstance(record, dict) else None
+    return None
 
 
 def _cause(reason: str, where: str, message: str) -> Cause:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -127,6 +128,8 @@ class ObservedPod:
     """Its node; None before it is scheduled."""
     is_gated: bool = False
     """Whether a queue such as Kueue keeps it from being scheduled."""
+    created_s: float = -math.inf
+    """Unix time of its creation."""
     termination_deadline_s: float | None = None
     """Unix time by which its kubelet should have ended it; None while it does not terminate, and
     when a finalizer holds it."""

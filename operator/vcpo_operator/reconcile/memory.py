@@ -5,17 +5,22 @@ It saves calls. An operator that starts without it applies each child once more 
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Final
 
+from pydantic import ValidationError
+
 from vcpo.api import API_VERSION, KIND, VCPORun
 from vcpo.control.state import ControlState
 from vcpo_operator.children.manifest import Kind, Owner, Parent
 from vcpo_operator.children.revision import Revision, make_parent
 from vcpo_operator.decisions.actions import Action, Apply, Delete, IssueSecret
+from vcpo_operator.decisions.conditions import NoUpdate
 from vcpo_operator.decisions.conflicts import Conflict
 from vcpo_operator.decisions.desired import DesiredState
 from vcpo_operator.names import credential_name
@@ -24,11 +29,37 @@ from vcpo_operator.observed.status import RunStatus
 
 _LOGGER = logging.getLogger(__name__)
 UNWATCHED: Final = (Kind.POD_MONITOR, Kind.SECRET)
-"""Kinds that are read once a minute. The kind PodMonitor may not exist in the cluster, and the
+"""Kinds that are read now and then. The kind PodMonitor may not exist in the cluster, and the
 right to watch Secrets is the right to read all of them."""
 
 REFUSED_S: Final = 300.0
 """Time until the operator applies a refused manifest again without a change."""
+
+
+def validated(document: dict[str, Any]) -> tuple[VCPORun, tuple[str, ...]]:
+    """Return a run of the API server, and the names of its fields that this version does not know.
+
+    The API server takes only fields of its definition, and fills in their defaults. One that is
+    unknown here is of a newer definition, so it is left out. Files stay strict.
+    Raises: ValidationError.
+    """
+    try:
+        return VCPORun.model_validate(document), ()
+    except ValidationError as error:
+        document, unknown = copy.deepcopy(document), []
+        for each in error.errors(include_url=False):
+            *path, name = each["loc"]
+            section: Any = document
+            with contextlib.suppress(KeyError, IndexError, TypeError):
+                for step in path:
+                    section = section[step]
+                if each["type"] == "extra_forbidden":
+                    del section[name]
+                    unknown.append(".".join(map(str, each["loc"])))
+        if not unknown:
+            raise
+    run, more = validated(document)
+    return run, (*unknown, *more)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +85,11 @@ class RunMemory:
     applied_versions: dict[str, int] = field(default_factory=dict)
     """Version of each child after this process applied it, by uid of the child."""
     unwatched_read_s: float | None = None
-    """Unix time at which the unwatched kinds were read last."""
+    """Unix time at which the Secrets were read last."""
+    read_generation: int = 0
+    """Generation of the spec at that time."""
+    monitor_read_s: float | None = None
+    """Unix time at which the PodMonitor was read last."""
     keys_conflict: Conflict | None = None
     """Why the Secret with the keys could not be read last; None when it could."""
     certificates_due: bool = False
@@ -69,6 +104,10 @@ class RunMemory:
     """Unix time of that write."""
     applied_revision: Revision | None = None
     """Revision with which this process applied the run file last."""
+    unknown_fields: tuple[str, ...] = ()
+    """Fields of the spec that a newer definition has and this version does not know."""
+    no_update: NoUpdate | None = None
+    """What was said last of steps without an update; None if nothing is to be said of them."""
     _spec: Mapping[str, Any] | None = None
     _run: VCPORun | None = None
     _parent: Parent | None = None
@@ -90,7 +129,7 @@ class RunMemory:
                 "metadata": {"name": record.key.name, "namespace": record.key.namespace},
                 "spec": dict(record.spec),
             }
-            run = VCPORun.model_validate(document)
+            run, self.unknown_fields = validated(document)
             if record.created:
                 run = run.begun_on(datetime.fromisoformat(record.created).date())
             self._run, self._parent = run, None

@@ -19,7 +19,7 @@ from vcpo_operator.decisions.conflicts import (
     unusable_key_conflict,
 )
 from vcpo_operator.decisions.snapshot import signals_period_s
-from vcpo_operator.names import RunKey, certificate_hosts, certificates_name, credential_name
+from vcpo_operator.names import Role, RunKey, certificate_hosts, certificates_name, credential_name
 from vcpo_operator.observed.access import (
     LearnerAccess,
     UnusableKeyError,
@@ -34,8 +34,11 @@ from vcpo_operator.observed.status import RunStatus
 from vcpo_operator.reconcile.memory import RunMemory
 from vcpo_operator.signals.client import SignalSource
 
-_UNWATCHED_PERIOD_S = 60.0
-"""Time between two reads of the kinds that are not watched."""
+_PERIOD_S = 60.0
+"""Time between two reads of what is not watched, while the learner has a node."""
+_PERIOD_AT_REST_S = 300.0
+_ABSENCE_S = 3600.0
+"""Time for which the absence of a PodMonitor that the run does not ask for is remembered."""
 
 
 class View(Protocol):
@@ -57,21 +60,29 @@ class Observer:
         self._signals = signals
 
     async def observe(
-        self, record: RunRecord, run: VCPORun, memory: RunMemory, *, now_s: float
+        self,
+        record: RunRecord,
+        run: VCPORun,
+        memory: RunMemory,
+        before: RunStatus,
+        *,
+        now_s: float,
     ) -> ObservedState:
         """Return the objects of a run, unwatched kinds included.
 
+        before: The status as the last reconcile left it.
         now_s: Unix time.
         Raises: ApiError.
         """
-        key = record.key
-        watched, read_s = self._view.observed_state(key), memory.unwatched_read_s
-        is_old = read_s is None or now_s - read_s >= _UNWATCHED_PERIOD_S
-        if is_old or watched.lacks_reference:
-            monitor = await self._executor.read(key, Kind.POD_MONITOR, key.name)
-            memory.record_unwatched(Kind.POD_MONITOR, key.name, monitor)
+        key, watched = record.key, self._view.observed_state(record.key)
+        if _is_read_due(watched, memory, before, record.generation, now_s):
+            absent_s = 0.0 if run.spec.pods.pod_monitor else _ABSENCE_S
+            if memory.monitor_read_s is None or now_s - memory.monitor_read_s >= absent_s:
+                monitor = await self._executor.read(key, Kind.POD_MONITOR, key.name)
+                memory.record_unwatched(Kind.POD_MONITOR, key.name, monitor)
+                memory.monitor_read_s = now_s
             await self._read_secrets(record, run, memory, now_s)
-            memory.unwatched_read_s = now_s
+            memory.unwatched_read_s, memory.read_generation = now_s, record.generation
         observed = memory.with_unwatched(watched)
         for child in observed.children:
             if is_ours(child, record.uid):
@@ -140,6 +151,19 @@ class Observer:
         memory.record_unwatched(Kind.SECRET, own, existing)
         is_readable = existing is not None and is_ours(existing, record.uid)
         return secret_data(body) if is_readable else {}
+
+
+def _is_read_due(
+    watched: ObservedState, memory: RunMemory, before: RunStatus, generation: int, now_s: float
+) -> bool:
+    """Whether the unwatched kinds are read now; those of a run that has ended are read once."""
+    if memory.unwatched_read_s is None or memory.read_generation != generation:
+        return True
+    if before.completion_s is not None and watched.learner is None:
+        return False
+    is_placed = any(pod.node for pod in watched.pods_of(Role.LEARNER))
+    period_s = _PERIOD_S if is_placed else _PERIOD_AT_REST_S
+    return watched.lacks_reference or now_s - memory.unwatched_read_s >= period_s
 
 
 def _end_s(data: Mapping[str, bytes], names: Sequence[str]) -> float | None:

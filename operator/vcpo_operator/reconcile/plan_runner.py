@@ -10,6 +10,7 @@ from vcpo.api import missing_gpus
 from vcpo_operator.children.family import skipped_monitor_note
 from vcpo_operator.children.manifest import Kind, Parent
 from vcpo_operator.children.network import OperatorDefaults
+from vcpo_operator.children.pod_template.template import moving_images
 from vcpo_operator.cluster_api.client import ApiError
 from vcpo_operator.cluster_api.executor import Executor, is_refusal
 from vcpo_operator.cluster_api.run_secrets import NameConflictError
@@ -28,10 +29,16 @@ from vcpo_operator.signals.client import LearnerCommandError
 _LOGGER = logging.getLogger(__name__)
 
 
-def _notes(parent: Parent, defaults: OperatorDefaults) -> Iterator[str]:
+def _notes(
+    parent: Parent, defaults: OperatorDefaults, desired: DesiredState, memory: RunMemory
+) -> Iterator[str]:
     if note := skipped_monitor_note(parent, defaults):
         yield note
     yield from missing_gpus(parent.run.spec)
+    yield from moving_images(desired.children)
+    if memory.unknown_fields:
+        fields = ", ".join(f"`{name}`" for name in memory.unknown_fields)
+        yield f"Fields of a newer definition are left out: {fields}; upgrade the operator."
 
 
 @dataclass(slots=True, eq=False)
@@ -83,7 +90,7 @@ class PlanRunner:
         return PlanResult(
             refusal=memory.refusal_message(desired),
             conflict=first_conflict(desired, observed) or memory.keys_conflict,
-            note=" ".join(_notes(parent, self.defaults)),
+            note=" ".join(_notes(parent, self.defaults, desired, memory)),
             needs_replan=any(
                 isinstance(action, IssueSecret)
                 and action.child.name == credential_name(parent.name)

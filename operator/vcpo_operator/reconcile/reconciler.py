@@ -117,7 +117,7 @@ class Reconciler:
                 record, memory, states, generation=generation, now_s=now_s
             )
             return ReconcileResult(requeue_after_s=RESYNC_PERIOD_S)
-        observed = await self._observer.observe(record, run, memory, now_s=now_s)
+        observed = await self._observer.observe(record, run, memory, before, now_s=now_s)
         signals = await self._observer.signals(record, run, before, observed)
         snapshot = judge_run(
             record,

@@ -15,6 +15,7 @@ from vcpo_operator.decisions.conditions import (
     ConditionInputs,
     ConditionState,
     condition_states,
+    decide_no_update,
 )
 from vcpo_operator.decisions.events import transition_events
 from vcpo_operator.decisions.lifecycle import startup_deadline_s
@@ -46,6 +47,9 @@ class StatusWriter:
         Raises: ApiError.
         """
         decision = autoscale.decision if autoscale else None
+        memory.no_update = decide_no_update(
+            snapshot.signals, snapshot.run.spec.steps, snapshot.before, memory.no_update
+        )
         inputs = ConditionInputs(
             spec=snapshot.run.spec,
             verdict=snapshot.verdict,
@@ -61,6 +65,7 @@ class StatusWriter:
             keeps_last_known_signals=keeps_last_known_signals(snapshot, memory.first_seen_s),
             before=snapshot.before,
             pending=result.pending,
+            no_update=memory.no_update,
         )
         after = status.with_groups(
             snapshot.current,

@@ -3,7 +3,8 @@
 Maps merge, and null removes a field. Lists of named items merge by their key, so a user can add one
 volume, or set the resources of one container, without repeating the operator's. Every other list is
 replaced. A value of another shape than the operator's is refused by its path, so later code need
-not check shapes. Departure from Kubernetes: `$patch` directives are not supported.
+not check shapes; so is a patch that names an item twice. Departure from Kubernetes: `$patch`
+directives are not supported.
 """
 
 from __future__ import annotations
@@ -11,19 +12,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-MERGE_KEYS: Final[Mapping[str, str]] = {
-    "containers": "name",
-    "initContainers": "name",
-    "volumes": "name",
-    "env": "name",
-    "volumeMounts": "mountPath",
-    "ports": "containerPort",
-    "imagePullSecrets": "name",
-    "hostAliases": "ip",
-    "topologySpreadConstraints": "topologyKey",
+MERGE_KEYS: Final[Mapping[str, tuple[str, ...]]] = {
+    "containers": ("name",),
+    "initContainers": ("name",),
+    "volumes": ("name",),
+    "env": ("name",),
+    "volumeMounts": ("mountPath",),
+    "ports": ("containerPort", "protocol"),
+    "imagePullSecrets": ("name",),
+    "hostAliases": ("ip",),
+    "topologySpreadConstraints": ("topologyKey", "whenUnsatisfiable"),
 }
 """Lists of a pod template that merge, with the key of their items, as the API declares them."""
-
+_DEFAULTS: Final = {"protocol": "TCP"}
+"""Fields of keys that an item may leave out."""
 
 _NEEDED: Final = frozenset({"spec", "spec.containers"})
 """Fields that every pod needs."""
@@ -67,11 +69,20 @@ def _merge_lists(
     *,
     path: str,
 ) -> list[dict[str, Any]]:
-    key = MERGE_KEYS[field]
-    merged = {item[key]: dict(item) for item in base}
+    fields, patched = MERGE_KEYS[field], set()
+    merged = {_key(item, fields): dict(item) for item in base}
     for item in patch:
-        named = item.get(key) if isinstance(item, Mapping) else None
-        if named is None or isinstance(named, Mapping | list):
-            raise ValueError(f"each item of `{path}` must have `{key}`, got {item!r}")
-        merged[named] = merge_template(merged.get(named, {}), item, path=f"{path}[{named}]")
+        key = _key(item, fields) if isinstance(item, Mapping) else ()
+        for name, part in zip(fields, key or (None,), strict=False):
+            if part is None or isinstance(part, Mapping | list):
+                raise ValueError(f"each item of `{path}` must have `{name}`, got {item!r}")
+        named = f"{path}[{', '.join(map(str, key))}]"
+        if key in patched:
+            raise ValueError(f"`{named}` stands there twice; write it once, with all of its fields")
+        patched.add(key)
+        merged[key] = merge_template(merged.get(key, {}), item, path=f"{path}[{key[0]}]")
     return list(merged.values())
+
+
+def _key(item: Mapping[str, Any], fields: Sequence[str]) -> tuple[Any, ...]:
+    return tuple(item.get(name, _DEFAULTS.get(name)) for name in fields)

@@ -2,9 +2,9 @@
 
 ```
               CPU request      memory request                 memory limit   disk request
-without GPU   half a core      2Gi                            32Gi           -
-with GPUs     3 cores a GPU    8Gi a GPU, or what the model   -              -
-                               needs if its size is known
+without GPU   half a core      2Gi, or what the model needs   32Gi, or more  -
+                               if its size is known           if it needs it
+with GPUs     3 cores a GPU    8Gi a GPU, or the same         -              -
 any pod that downloads a model of known size                                 the model and 10Gi
 ```
 - Requests let the scheduler and quotas count the pod, and a node under pressure evicts first what
@@ -32,6 +32,7 @@ _QUANTITY: Final = re.compile(
 """A quantity as the API server reads it."""
 _CORES_OF_GPU: Final = 3
 _GIBIBYTES_OF_GPU: Final = 8
+_LIMIT_BYTES: Final = 32 * 2**30
 DISK_BYTES: Final = 10 * 2**30
 """Disk of a container for logs, caches of compilers and the like."""
 _DOWNLOADED_BYTES: Final = 4
@@ -94,12 +95,11 @@ def with_defaults(
 
 
 def _defaults(has_devices: bool, gpus: int, needs: ModelNeeds | None) -> dict[str, dict[str, str]]:
-    requests, limits = {"cpu": "500m", "memory": "2Gi"}, {"memory": "32Gi"}
-    if has_devices:
-        del limits["memory"]
-    if gpus:
-        memory = needs.memory if needs is not None else gpus * _GIBIBYTES_OF_GPU * 2**30
-        requests = {"cpu": str(gpus * _CORES_OF_GPU), "memory": gibibytes(memory)}
+    least = (gpus * _GIBIBYTES_OF_GPU or 2) * 2**30
+    memory = least if needs is None else needs.memory
+    cpu = str(gpus * _CORES_OF_GPU) if gpus else "500m"
+    requests = {"cpu": cpu, "memory": gibibytes(memory)}
+    limits = {} if has_devices else {"memory": gibibytes(max(memory, _LIMIT_BYTES))}
     if needs is not None and needs.download:
         requests["ephemeral-storage"] = gibibytes(needs.download + DISK_BYTES)
     return {"requests": requests, "limits": limits}

@@ -7,7 +7,8 @@ digests.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -17,7 +18,7 @@ from vcpo.service.lifecycle import SERVICE_ENVIRONMENT
 from vcpo.service.logs import END_VARIABLE, NAMESPACE_VARIABLE, POD_VARIABLE
 from vcpo.service.model_files import CACHE_VARIABLE
 from vcpo.wire.access.roles import LEARNER_ROLES, WORKER_ROLES
-from vcpo_operator.children.manifest import Manifest, Parent, digest
+from vcpo_operator.children.manifest import Child, Manifest, Parent, digest
 from vcpo_operator.children.network import OperatorDefaults
 from vcpo_operator.children.pod_template.overlay import merge_template
 from vcpo_operator.children.pod_template.resources import (
@@ -48,6 +49,9 @@ CACHE_PATH: Final = "/var/cache/vcpo"
 """Where the claim for models is mounted, if the run has one."""
 
 _USER = 65_532
+_IMAGE: Final = re.compile(
+    r"([\w.:-]+/)?[a-z0-9]+([._/-]+[a-z0-9]+)*(:\w[\w.-]*)?(@[a-z0-9]+:[0-9a-f]+)?", re.ASCII
+)
 GRACE_MARGIN_S: Final = 30
 """Time after draining to write, close and exit, before the kubelet kills the process."""
 _STARTUP_PERIOD_S = 2
@@ -110,9 +114,13 @@ def pod_template(parent: Parent, defaults: OperatorDefaults, workload: Workload)
             template = merge_template(template, patch)
         except ValueError as error:
             raise ValueError(f"{place}: {error}") from error
-        if problems := "; ".join(_quantity_problems(patch)):
+        if problems := "; ".join(_problems(patch, template, workload)):
             raise ValueError(f"{place}: {problems}")
     for container in template["spec"]["containers"]:
+        if not _IMAGE.fullmatch(container["image"]):
+            place = f"{workload.place.removesuffix('.template')}: container '{container['name']}'"
+            why = "is no image; write its path in lower case, and one tag or digest"
+            raise ValueError(f"{place}: {container['image']!r} {why}")
         if container["name"] == workload.role.value:
             container["resources"] = _resources(parent, defaults, workload, container)
     metadata = template.setdefault("metadata", {})
@@ -130,6 +138,20 @@ def pod_template(parent: Parent, defaults: OperatorDefaults, workload: Workload)
     return {**template, "metadata": {**metadata, "annotations": annotations}}
 
 
+def moving_images(children: Iterable[Child]) -> Iterator[str]:
+    """Yield the images that may be others tomorrow, in sentences with the fix."""
+    templates = (each.manifest.get("spec", {}).get("template") for each in children)
+    containers = [each for it in templates if it is not None for each in it["spec"]["containers"]]
+    always = {each["image"] for each in containers if each.get("imagePullPolicy") == "Always"}
+    for image in sorted({each["image"] for each in containers} - always):
+        tag = image.rpartition("/")[2].partition(":")[2]
+        if "@" not in image and tag in {"", "latest"}:
+            yield (
+                f"Nodes may run different versions of image '{image}': name a version, or set"
+                " `imagePullPolicy: Always` in the template."
+            )
+
+
 def _own_containers(template: Mapping[str, Any], role: Role) -> Mapping[str, Any]:
     """Return the template of all pods without the container of the other role."""
     spec = template.get("spec")
@@ -145,12 +167,28 @@ def _own_containers(template: Mapping[str, Any], role: Role) -> Mapping[str, Any
     return {**template, "spec": {**spec, "containers": own}}
 
 
-def _quantity_problems(patch: Mapping[str, Any]) -> Iterator[str]:
+def _problems(
+    patch: Mapping[str, Any], merged: Mapping[str, Any], workload: Workload
+) -> Iterator[str]:
+    """Yield what a patch makes wrong that the API server would take or tell badly, with the fix."""
     spec = patch.get("spec") or {}
+    grace_s, least_s = spec.get("terminationGracePeriodSeconds"), workload.drain_s + GRACE_MARGIN_S
+    if isinstance(grace_s, int) and grace_s < least_s:
+        yield (
+            f"`spec.terminationGracePeriodSeconds` is {grace_s} s; leave it out, or set"
+            f" `drainSeconds` to {GRACE_MARGIN_S} s less: the pod would be killed while it saves"
+        )
     for kind in ("containers", "initContainers"):
+        images = {each["name"]: each.get("image") for each in merged["spec"].get(kind) or ()}
         for container in spec.get(kind) or ():
-            path = f"spec.{kind}[{container['name']}].resources"
-            yield from quantity_problems(container.get("resources") or {}, path)
+            path, image = f"spec.{kind}[{container['name']}]", images[container["name"]]
+            yield from quantity_problems(container.get("resources") or {}, f"{path}.resources")
+            if not image:
+                yield f"`{path}` has no `image`; `{workload.role}` is the run's own container"
+            for variable in container.get("env") or ():
+                value = variable.get("value")
+                if not isinstance(value, str | None):
+                    yield f"`{path}.env[{variable['name']}].value` is {value}; write it in quotes"
 
 
 def _resources(

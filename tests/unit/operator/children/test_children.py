@@ -20,6 +20,7 @@ from tests.fixtures.operator.runs import (
 )
 from vcpo.api import parse_run
 from vcpo_operator.children import Child, Kind, build_children
+from vcpo_operator.children.pod_template.template import moving_images
 from vcpo_operator.children.revision import run_file
 from vcpo_operator.names import (
     QUEUE_LABEL,
@@ -397,10 +398,49 @@ def test_isolated_pods_still_reach_each_other_and_dns():
     assert spec["policyTypes"] == ["Ingress", "Egress"]
     to_run, to_dns, _ = spec["egress"]
     assert to_run == {"to": [{"podSelector": {"matchLabels": {RUN_LABEL: "demo"}}}]}
-    assert to_dns["ports"] == [
-        {"protocol": "UDP", "port": 53},
-        {"protocol": "TCP", "port": 53},
-    ]
+    # Kubernetes' DNS pods listen on 53, OpenShift's on 5353.
+    assert {(each["protocol"], each["port"]) for each in to_dns["ports"]} == {
+        *(("UDP", 53), ("TCP", 53), ("UDP", 5353), ("TCP", 5353))
+    }
+
+
+def test_a_pod_that_does_not_work_never_keeps_its_node_from_being_drained():
+    budgets = [each.manifest["spec"] for name, each in build().items() if "Budget" in name]
+    assert [each["unhealthyPodEvictionPolicy"] for each in budgets] == ["AlwaysAllow"] * 2
+    assert [each["maxUnavailable"] for each in budgets] == [1, "50%"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "told"),
+    [
+        ({"terminationGracePeriodSeconds": 89}, "is 89 s; leave it out, or set `drainSeconds` to"),
+        ({"containers": [{"name": "rolout", "env": []}]}, "`rollout` is the run's own"),
+        (
+            {"containers": [{"name": "rollout", "env": [{"name": "A", "value": 1}]}]},
+            r"`spec.containers\[rollout\].env\[A\].value` is 1; write it in quotes",
+        ),
+        ({"containers": [{"name": "rollout", "image": "UP/A:1"}]}, "'UP/A:1' is no image"),
+    ],
+)
+def test_a_template_whose_pods_would_not_start_or_not_save_is_refused_with_the_fix(spec, told):
+    with pytest.raises(ValueError, match=rf"^spec.rollouts\[main\](.template)?: .*{told}"):
+        build(rollouts=[{"name": "main", "template": {"spec": spec}}])
+
+
+@pytest.mark.parametrize(
+    ("image", "container", "is_told"),
+    [
+        ("reg:5000/l", {}, True),
+        ("reg/l:latest", {"imagePullPolicy": "IfNotPresent"}, True),
+        ("reg/l:latest", {"imagePullPolicy": "Always"}, False),
+        ("reg:5000/l:1", {}, False),
+        ("reg/l@sha256:" + "a" * 64, {}, False),
+    ],
+)
+def test_an_image_that_may_be_another_one_tomorrow_is_told(image, container, is_told):
+    template = {"spec": {"containers": [{"name": "learner", **container}]}}
+    children = build(learner={"image": image, "template": template}).values()
+    assert [image in each for each in moving_images(children)] == [True] * is_told
 
 
 def test_a_monitor_is_made_when_asked_for():

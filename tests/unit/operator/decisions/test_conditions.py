@@ -10,13 +10,14 @@ import pytest
 from tests.fixtures.operator.runs import make_run, pod, signals
 from vcpo.control.decision import decide
 from vcpo.control.limits import ControlLimits
-from vcpo.control.signals import WorkerSignals
+from vcpo.control.signals import RunSignals, WorkerSignals
 from vcpo.control.state import ControlState
 from vcpo_operator.children import Kind
 from vcpo_operator.decisions.conditions import (
     ConditionInputs,
     ConditionState,
     condition_states,
+    decide_no_update,
     invalid_spec_conditions,
     merge_conditions,
 )
@@ -181,33 +182,72 @@ def test_what_is_missing_is_a_start_before_the_first_step_and_a_fault_after(
     assert ready.message.startswith("RolloutsReady (BelowMinimum)")
 
 
-def test_a_run_that_trains_without_an_update_says_so_and_stays_ready():
-    says = signals(skipped="low_ess", skipped_steps=12)
+def training(says: RunSignals, **changes: Any) -> ConditionState:
+    """`Ready` of a run whose parts are all well."""
     limits = ControlLimits.of(make_run().spec)
     decision, _ = decide(limits, ControlState.start(limits, now_s=0.0), says, 1.0)
-    ready = conditions_for(LEARNER, WORKER, signals=says, decision=decision)["Ready"]
-    assert brief(ready) == ("True", "NoUpdate")
-    assert "12 steps made no update" in ready.message or "12 of 12" in ready.message
+    return conditions_for(LEARNER, WORKER, signals=says, decision=decision, **changes)["Ready"]
+
+
+def test_a_nearly_solved_task_is_without_an_update_until_updates_are_the_rule_again():
+    said, before, told = None, RunStatus(), []
+    for step, skipped in ((40, 12), (41, 0), (55, 9), (62, 11), (91, 0), (92, 0)):
+        says = signals(step=step, skipped="low_ess" if skipped else None, skipped_steps=skipped)
+        said = decide_no_update(says, 1000, before, said)
+        ready = training(says, no_update=said)
+        told.append(ready.reason)
+        conditions = merge_conditions([ready], before, generation=1, now_s=0.0)
+        before = RunStatus(conditions=conditions)
+        if step == 41:
+            said = None  # the operator starts anew
+            assert "12 steps made no update" in ready.message
+    assert told == ["NoUpdate"] * 5 + ["Training"]
+
+
+def test_a_failure_to_reach_a_learner_counts_once_it_has_been_ready_for_a_moment():
+    silence = Cause(reason="Unreachable", message="no answer")
+    limits = ControlLimits.of(make_run().spec)
+    decision, _ = decide(limits, ControlState.start(limits, now_s=0.0), None, 1.0)
+    told = {}
+    for now_s in (100.0, 114.0, 115.0):
+        ready = ConditionState(type="LearnerReady", status="True", reason="PodReady", message="")
+        conditions = merge_conditions([ready], RunStatus(), generation=1, now_s=100.0)
+        before = RunStatus(conditions=conditions)
+        for known in (RunStatus(), before):
+            found = conditions_for(
+                LEARNER, decision=decision, silence=silence, before=known, now_s=now_s
+            )["SignalsFresh"]
+            told[now_s, known is before] = found.reason == "Unreachable"
+    assert [key for key, is_told in told.items() if is_told] == [(115.0, True)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"created_s": 91.0}, "PodPending"),
+        ({"created_s": 90.0}, "Unschedulable"),
+        ({"created_s": 91.0, "node": "n"}, "Unschedulable"),
+    ],
+)
+def test_a_new_pod_whose_volume_is_being_made_is_no_trouble(changes: Any, reason: str):
+    cause = Cause(reason="Unschedulable", message="unbound immediate PersistentVolumeClaims")
+    new = pod("demo-learner-0", Role.LEARNER, ready=False, cause=cause, **changes)
+    assert conditions_for(new, now_s=100.0)["LearnerReady"].reason == reason
 
 
 def test_a_run_whose_learner_set_workers_aside_names_the_last_one_and_stays_ready():
     differs = signals(mismatch="They differ.", set_aside="A worker was set aside, w (mismatch).")
-    limits = ControlLimits.of(make_run().spec)
-    decision, _ = decide(limits, ControlState.start(limits, now_s=0.0), differs, 1.0)
-    apart = conditions_for(LEARNER, WORKER, signals=differs, decision=decision)["Ready"]
+    apart = training(differs)
     assert (brief(apart), apart.message) == (("True", "EnginesDisagree"), "They differ.")
     says = signals(set_aside="A worker was set aside, w (failing): it fails.")
-    ready = conditions_for(LEARNER, WORKER, signals=says, decision=decision)["Ready"]
+    ready = training(says)
     assert (brief(ready), ready.message) == (("True", "WorkersSetAside"), says.set_aside)
 
 
 @pytest.mark.parametrize(("failures", "reason"), [(31, "Training"), (32, "GenerationFailing")])
 def test_an_environment_that_breaks_in_a_run_is_named(failures: int, reason: str):
     why = "reward: KeyError: 'answer' (/app/task.py:12)"
-    says = signals(failures_in_a_row=failures, generation_failure=why)
-    limits = ControlLimits.of(make_run().spec)
-    decision, _ = decide(limits, ControlState.start(limits, now_s=0.0), says, 1.0)
-    ready = conditions_for(LEARNER, WORKER, signals=says, decision=decision)["Ready"]
+    ready = training(signals(failures_in_a_row=failures, generation_failure=why))
     assert ready.reason == reason
     assert (ready.message == why) == (reason == "GenerationFailing")
 
@@ -294,3 +334,5 @@ def test_a_run_without_a_step_says_what_fails_in_its_place():
 )
 def test_pods_that_are_not_of_the_newest_revision_are_not_up_to_date(pending, found):
     assert brief(conditions_for(pending=pending)["UpToDate"]) == found
+    ended = conditions_for(pending=None, phase=LifecyclePhase.FAILED)["UpToDate"]
+    assert brief(ended) == ("True", "Ended")

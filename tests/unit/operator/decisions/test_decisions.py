@@ -249,14 +249,21 @@ RECORD = RunRecord(
 )
 
 
-def snapshot(phase: LifecyclePhase, draining: LearnerDrain | None = None, **spec: Any) -> Snapshot:
+def snapshot(
+    phase: LifecyclePhase,
+    draining: LearnerDrain | None = None,
+    *,
+    node: str | None = None,
+    **spec: Any,
+) -> Snapshot:
+    """A run whose learner has a pod, on a node or without one."""
     status = RunStatus(start_s=0.0, admission_s=0.0, first_step_s=1.0)
     return Snapshot(
         record=RECORD,
         run=make_run(**spec),
         before=status,
         current=status,
-        observed=ObservedState(),
+        observed=ObservedState(pods=(pod("demo-learner-0", Role.LEARNER, node=node),)),
         signals=None,
         verdict=RunVerdict(phase=phase),
         draining=draining,
@@ -326,12 +333,13 @@ WAITING = LearnerDrain(reason="because", since_s=0.0, until_s=120.0)
     ("run", "now_s", "requeue_after_s"),
     [
         (snapshot(LifecyclePhase.SUSPEND), 0.0, 60.0),
-        (snapshot(LifecyclePhase.RUN, control={"pollSeconds": 7.0}), 0.0, 7.0),
+        (snapshot(LifecyclePhase.RUN, node="n", control={"pollSeconds": 7.0}), 0.0, 7.0),
+        (snapshot(LifecyclePhase.RUN, control={"pollSeconds": 7.0}), 0.0, 15.0),
         (snapshot(LifecyclePhase.RUN, activeDeadlineSeconds=100), 99.5, 0.5),
         (snapshot(LifecyclePhase.SUSPEND, WAITING), 10.0, 1.0),
         (snapshot(LifecyclePhase.SUSPEND, WAITING), 119.75, 0.25),
     ],
-    ids=["at rest", "active", "deadline", "waits for the learner", "end of the wait"],
+    ids=["at rest", "active", "pending", "deadline", "waits for the learner", "end of the wait"],
 )
 def test_a_run_is_reconciled_again_in_time(run, now_s, requeue_after_s):
     assert run.requeue_after_s(now_s) == requeue_after_s

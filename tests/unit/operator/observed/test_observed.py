@@ -18,6 +18,7 @@ from vcpo_operator.observed.parse import (
     parse_run_record,
 )
 from vcpo_operator.observed.pod_causes import (
+    container_end,
     pod_cause,
     redact_and_shorten,
     replica_failure,
@@ -135,14 +136,42 @@ def test_a_pod_that_is_being_made_has_no_cause():
     assert pod_cause(pod(waiting_container("ContainerCreating"))) is None
 
 
-@pytest.mark.parametrize("reason", ["ErrImagePull", "ImagePullBackOff"])
-def test_attempt_and_wait_of_a_pull_are_one_cause(reason: str):
-    cause = pod_cause(pod(waiting_container(reason, "no such image")))
+@pytest.mark.parametrize(
+    ("reason", "folded"),
+    [
+        ("ErrImagePull", "ImagePullBackOff"),
+        ("ImagePullBackOff", "ImagePullBackOff"),
+        ("RunContainerError", "CrashLoopBackOff"),
+    ],
+)
+def test_an_attempt_and_the_wait_for_the_next_one_are_one_cause(reason: str, folded: str):
+    cause = pod_cause(pod(waiting_container(reason, "no such file")))
+    assert cause == Cause(reason=folded, message="pod p, container c: no such file")
+
+
+LINE = '{"time": "2026-11-28T10:00:00.000Z", "level": "%s", "message": "%s"}\n'
+
+
+@pytest.mark.parametrize(
+    ("code", "tail", "told"),
+    [
+        (137, LINE % ("INFO", "StepSkipped"), "was killed by SIGKILL: by its node, such as for"),
+        (137, 'd": 1}\n' + LINE % ("ERROR", "no room"), "somebody; its last error: no room"),
+        (143, LINE % ("INFO", "step 3") * 2, "was ended by SIGTERM before it could save"),
+        (139, "2026-11-28 10:00:00,1 INFO a\nFatal: segfault\n", "exit code 139: Fatal: segfault"),
+        (1, 'ep": 5}\n' + LINE % ("CRITICAL", "bad"), "ended with exit code 1: bad"),
+    ],
+)
+def test_what_a_process_said_without_an_error_is_not_the_cause_of_its_end(code, tail, told):
+    crashed = waiting_container("CrashLoopBackOff")
+    crashed["lastState"] = {"terminated": {"exitCode": code, "message": tail}}
+    cause = pod_cause(pod(crashed))
     assert cause is not None
-    assert (cause.reason, cause.message) == (
-        "ImagePullBackOff",
-        "pod p, container c: no such image",
-    )
+    assert told in cause.message
+    assert not {"StepSkipped", "step 3", "INFO", '"'} & set(cause.message.split())
+    end = container_end(pod(crashed), "c")
+    assert end is not None
+    assert "INFO" not in end.message
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,13 @@ from dataclasses import dataclass, replace
 
 import pytest
 
+from tests.fixtures.operator.definition import run_definition
 from tests.fixtures.operator.operator import (
     DEFAULTS,
+    DEFINITIONS,
     KEY,
     RUN,
+    USER_AGENT,
     OperatorFixture,
     operator_fixture,
     signals,
@@ -262,6 +265,42 @@ async def test_a_spec_that_cannot_be_used_is_named_and_seen_in_the_conditions(
         ("Accepted", "InvalidSpec"): 1.0,
         ("Ready", "InvalidSpec"): 1.0,
     }
+
+
+async def test_a_field_of_a_newer_definition_is_left_out_and_told_while_the_run_goes_on(
+    operator: OperatorFixture,
+):
+    newer = run_definition()
+    spec = newer["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
+    for section in (spec, spec["properties"]["rollouts"]["items"]):
+        section["properties"]["colour"] = {"type": "string", "default": "red"}
+    await operator.client.merge_patch(f"{DEFINITIONS}/{newer['metadata']['name']}", newer)
+    await operator.create()
+    await operator.settle()
+    assert (await operator.run())["spec"]["colour"] == "red"
+    status, _, message = await operator.condition("Accepted")
+    assert status == "True"
+    assert "left out: `spec.rollouts.0.colour`, `spec.colour`; upgrade the operator" in message
+    assert set(await operator.objects()) == MADE
+
+
+@pytest.mark.parametrize(("state", "most"), [("complete", 0), ("suspended", 5), ("pending", 5)])
+async def test_a_run_at_rest_costs_a_read_a_minute_at_most(
+    operator: OperatorFixture, state: str, most: int
+):
+    await operator.create(suspend=state == "suspended")
+    await operator.settle()
+    operator.connections.signals = COMPLETE if state == "complete" else None
+    await operator.settle_with_progress()
+    operator.server.recorder.clear()
+    start_s, waits_s = operator.now_s, []
+    while operator.now_s < start_s + 300.0:
+        waits_s.append((await operator.reconcile()).requeue_after_s or 0.0)
+        operator.now_s += waits_s[-1]
+    calls = [each for each in operator.server.recorder if each.user_agent == USER_AGENT]
+    assert {each.verb for each in calls} <= {"get"}
+    assert len(calls) <= most
+    assert min(waits_s) >= 15.0
 
 
 async def test_a_run_that_collapsed_says_so_in_its_conditions_events_and_log(

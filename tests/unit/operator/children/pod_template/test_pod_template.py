@@ -58,9 +58,27 @@ def test_an_item_without_its_key_is_refused_by_name():
         spec_of(volumes=[{"emptyDir": {}}])
 
 
+def test_constraints_and_ports_that_differ_in_half_of_their_key_stay_two():
+    spread = [
+        {"topologyKey": "host", "whenUnsatisfiable": each}
+        for each in ("DoNotSchedule", "ScheduleAnyway")
+    ]
+    ports = [{"containerPort": 9, "protocol": "UDP"}, {"containerPort": 9}]
+    containers = [{"name": "main", "ports": ports}]
+    made = spec_of(topologySpreadConstraints=spread, containers=containers)
+    assert made["topologySpreadConstraints"] == spread
+    assert made["containers"][0]["ports"] == ports
+    own = {"ports": [{"containerPort": 9, "name": "ours"}]}
+    merged = merge_template(
+        own, {"ports": [{"containerPort": 9, "protocol": "TCP", "hostPort": 1}]}
+    )
+    assert [each["name"] for each in merged["ports"]] == ["ours"]
+
+
 @pytest.mark.parametrize(
     ("patch", "complaint"),
     [
+        ({"volumes": [{"name": "a"}, {"name": "a"}]}, r"`spec.volumes\[a\]` stands there twice"),
         ({"containers": {"name": "main"}}, "`spec.containers` must be a list"),
         ({"containers": None}, "`spec.containers` cannot be removed"),
         ({"containers": [{"name": ["main"]}]}, "each item of `spec.containers` must have `name`"),
@@ -142,6 +160,22 @@ def test_what_the_user_says_stays_and_no_request_is_above_its_limit(said: dict[s
     limits = made.get("limits", {})
     for name, value in made.get("requests", {}).items():
         assert parse_quantity(value) <= parse_quantity(limits.get(name, value))
+
+
+def test_without_gpus_request_and_limit_hold_what_the_model_needs_and_its_shared_memory():
+    learner = {"processes": 4}
+    for billions, limit in ((0.1, 32), (7.6, None)):
+        made = build_children(
+            parent(model={"name": "m", "sizeBillions": billions}, learner=learner), DEFAULTS
+        )
+        (child,) = (each for each in made if each.kind is Kind.STATEFUL_SET)
+        pod = child.manifest["spec"]["template"]["spec"]
+        asked = pod["containers"][0]["resources"]
+        needed = int(asked["requests"]["memory"].removesuffix("Gi"))
+        assert needed >= 20 + 12 * billions
+        assert asked["limits"] == {"memory": f"{limit or needed}Gi"}
+        (shared,) = (each for each in pod["volumes"] if each["name"] == "shared-memory")
+        assert int(shared["emptyDir"]["sizeLimit"].removesuffix("Gi")) < (limit or needed)
 
 
 def test_a_container_that_the_user_adds_is_left_as_it_is():
