@@ -19,6 +19,7 @@ from tests.fixtures.kubernetes.real_api_server import (
     binaries_here,
     run_control_plane,
 )
+from tests.fixtures.operator.operator import OperatorFixture, operator_fixture
 
 TOKENS = {ADMIN_TOKEN: ADMIN, USER_TOKEN: User(name=USER_NAME, groups=("system:authenticated",))}
 _numbers = itertools.count(1)
@@ -63,6 +64,13 @@ async def server(request: pytest.FixtureRequest) -> AsyncIterator[Endpoint]:
 def endpoint(request: pytest.FixtureRequest) -> Endpoint | None:
     """A real server; None where the test is to start a fake one of its own."""
     return request.getfixturevalue("real_endpoint") if request.param == "real" else None
+
+
+@pytest.fixture
+async def operator(endpoint: Endpoint | None) -> AsyncIterator[OperatorFixture]:
+    """An operator on either server; under `ON_THE_FAKE` on the fake one alone."""
+    async with operator_fixture(endpoint) as started:
+        yield started
 
 
 @pytest.fixture

@@ -35,7 +35,7 @@ from vcpo_operator.reconcile.memory import RunMemory
 from vcpo_operator.signals.client import SignalSource
 
 _PERIOD_S = 60.0
-"""Time between two reads of what is not watched, while the learner has a node."""
+"""Time between two reads of what is not watched, while the learner has a node or keys are amiss."""
 _PERIOD_AT_REST_S = 300.0
 _ABSENCE_S = 3600.0
 """Time for which the absence of a PodMonitor that the run does not ask for is remembered."""
@@ -161,8 +161,8 @@ def _is_read_due(
         return True
     if before.completion_s is not None and watched.learner is None:
         return False
-    is_placed = any(pod.node for pod in watched.pods_of(Role.LEARNER))
-    period_s = _PERIOD_S if is_placed else _PERIOD_AT_REST_S
+    is_awake = any(pod.node for pod in watched.pods_of(Role.LEARNER)) or memory.keys_conflict
+    period_s = _PERIOD_S if is_awake else _PERIOD_AT_REST_S
     return watched.lacks_reference or now_s - memory.unwatched_read_s >= period_s
 
 

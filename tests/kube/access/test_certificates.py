@@ -5,22 +5,16 @@ import json
 
 import pytest
 
-from tests.fixtures.operator.operator import DEPLOYMENT, KEY, operator_fixture
+from tests.fixtures.operator.operator import DEPLOYMENT, KEY
 from vcpo.wire.access.tls import NOBODY
 from vcpo_operator.cluster_api.run_secrets import first_end_s
 
 NAMESPACE = f"/api/v1/namespaces/{KEY.namespace}"
 SECRET = f"{NAMESPACE}/secrets/demo-tls"
 LEARNER = f"/apis/apps/v1/namespaces/{KEY.namespace}/statefulsets/demo-learner"
-PERIOD_S = 60.0
+PERIOD_S = 300.0
 DAY_S = 86_400.0
 ROLES = ["learner", "rollout"]
-
-
-@pytest.fixture
-async def operator(endpoint):
-    async with operator_fixture(endpoint) as started:
-        yield started
 
 
 def content(secret):

@@ -12,11 +12,10 @@ from tests.fakes.kubernetes.faults import Fault
 from tests.fixtures.operator.operator import (
     DEPLOYMENT,
     KEY,
+    ON_THE_FAKE,
     RUNS,
     USER_AGENT,
-    operator_fixture,
     run_body,
-    signals,
 )
 from tests.fixtures.signals import signals_message
 from vcpo.wire.access.roles import AUTHORIZATION, RUN_ROLES, CallerRole
@@ -27,13 +26,7 @@ from vcpo_operator.signals.client import LearnerConnections
 
 NAMESPACE = f"/api/v1/namespaces/{KEY.namespace}"
 SECRET = f"{NAMESPACE}/secrets/demo-keys"
-PERIOD_S = 60.0
-
-
-@pytest.fixture
-async def operator(endpoint):
-    async with operator_fixture(endpoint) as started:
-        yield started
+PERIOD_S = 300.0
 
 
 def keys_of(secret):
@@ -218,21 +211,18 @@ async def test_each_learner_is_shown_its_own_key_for_steering_over_tls_and_answe
 
 
 @pytest.fixture
-async def unreadable():
+async def unreadable(operator):
     """A run that trains, and an operator that comes later and may not read Secrets."""
-    async with operator_fixture() as operator:
-        await operator.create()
-        await operator.settle()
-        operator.connections.signals = signals()
-        await operator.settle()
-        why = 'User "operator" cannot get resource "secrets" in API group ""'
-        error = forbidden("secrets", "demo-keys", why)
-        fault = Fault(error=error, resource="secrets", user_agent=USER_AGENT, times=None)
-        operator.server.faults.add(fault)
-        operator.restart_operator()
-        yield operator
+    await operator.train()
+    why = 'User "operator" cannot get resource "secrets" in API group ""'
+    error = forbidden("secrets", "demo-keys", why)
+    fault = Fault(error=error, resource="secrets", user_agent=USER_AGENT, times=None)
+    operator.server.faults.add(fault)
+    operator.restart_operator()
+    return operator
 
 
+@ON_THE_FAKE
 async def test_a_run_whose_secret_may_not_be_read_says_which_right_is_missing(unreadable):
     assert not (await unreadable.reconcile()).error
     reason, message = await condition(unreadable, "Ready")
@@ -245,6 +235,7 @@ async def test_a_run_whose_secret_may_not_be_read_says_which_right_is_missing(un
     assert (await condition(unreadable, "Ready"))[0] != "ApplyFailed"
 
 
+@ON_THE_FAKE
 async def test_a_run_whose_secret_may_not_be_read_keeps_its_pods_and_its_key(unreadable):
     before, hash_before = await unreadable.client.get(SECRET), await template_hash(unreadable)
     two = [{"name": "main", "minReplicas": 2, "maxReplicas": 3}]

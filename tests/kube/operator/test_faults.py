@@ -6,7 +6,7 @@ On the fake server only: a real one does not fail by script.
 import pytest
 
 from tests.fakes.kubernetes.faults import Effect, Fault, broken, overloaded, stale, unavailable
-from tests.fixtures.operator.operator import RUN, operator_fixture
+from tests.fixtures.operator.operator import ON_THE_FAKE, RUN, operator_fixture
 
 CALLS = [
     ("get", "configmaps"),
@@ -17,11 +17,13 @@ CALLS = [
 ]
 
 
+pytestmark = ON_THE_FAKE
+
+
 @pytest.fixture
-async def operator():
-    async with operator_fixture() as started:
-        await started.create()
-        yield started
+async def operator(operator):
+    await operator.create()
+    return operator
 
 
 @pytest.mark.parametrize(

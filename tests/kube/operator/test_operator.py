@@ -13,6 +13,7 @@ from tests.fixtures.operator.operator import (
     DEFAULTS,
     DEPLOYMENT,
     LAST_LINES,
+    ON_THE_FAKE,
     PODS,
     RUN,
     USER_AGENT,
@@ -23,12 +24,6 @@ from tests.fixtures.operator.operator import (
 )
 from vcpo.wire.phase import RunPhase
 from vcpo_operator.reconcile.memory import REFUSED_S
-
-
-@pytest.fixture
-async def operator(endpoint):
-    async with operator_fixture(endpoint) as started:
-        yield started
 
 
 async def test_a_learner_that_is_evicted_says_who_evicts_it_and_its_run_does_not_fail(operator):
@@ -68,12 +63,6 @@ PATIENCE_S = 30.0
 POLL_S = 0.05
 
 
-@pytest.fixture
-async def fake_operator():
-    async with operator_fixture() as started:
-        yield started
-
-
 async def until(condition):
     """Ask until the answer is yes; a real server has no other sign for all that a test may want."""
     async with asyncio.timeout(PATIENCE_S):
@@ -91,23 +80,25 @@ async def generation_is_seen(operator, generation):
     await until(is_seen)
 
 
-async def test_a_change_after_an_interrupted_watch_is_seen(fake_operator):
-    await fake_operator.create()
-    async with whole_operator(fake_operator):
-        await generation_is_seen(fake_operator, 1)
-        fake_operator.server.watches.close_all()
-        await fake_operator.edit(suspend=True)
-        await generation_is_seen(fake_operator, 2)
+@ON_THE_FAKE
+async def test_a_change_after_an_interrupted_watch_is_seen(operator):
+    await operator.create()
+    async with whole_operator(operator):
+        await generation_is_seen(operator, 1)
+        operator.server.watches.close_all()
+        await operator.edit(suspend=True)
+        await generation_is_seen(operator, 2)
 
 
-async def test_a_change_after_a_forgotten_history_is_seen(fake_operator):
-    await fake_operator.create()
-    async with whole_operator(fake_operator):
-        await generation_is_seen(fake_operator, 1)
-        fake_operator.server.watches.close_all()
-        await fake_operator.edit(suspend=True)
-        fake_operator.server.compact()
-        await generation_is_seen(fake_operator, 2)
+@ON_THE_FAKE
+async def test_a_change_after_a_forgotten_history_is_seen(operator):
+    await operator.create()
+    async with whole_operator(operator):
+        await generation_is_seen(operator, 1)
+        operator.server.watches.close_all()
+        await operator.edit(suspend=True)
+        operator.server.compact()
+        await generation_is_seen(operator, 2)
 
 
 NUM_ROUNDS = 20
@@ -304,17 +295,17 @@ async def test_what_runs_goes_on_beside_a_template_that_is_refused_until_it_is_p
     assert (await operator.condition("Accepted"))[:2] == ("True", "Accepted")
 
 
-async def test_what_was_refused_is_tried_again_every_few_minutes_only():
-    async with operator_fixture() as operator:
-        await operator.create(rollouts=[group([MOUNT])])
-        await operator.settle()
-        start_s = operator.now_s
-        while operator.now_s < start_s + 2 * REFUSED_S:
-            operator.now_s += 10.0
-            await operator.reconcile()
-        writes = operator.server.recorder.writes()
-        asked = [each for each in writes if each.user_agent == USER_AGENT]
-        assert len([each for each in asked if each.resource == "deployments"]) == 3
+@ON_THE_FAKE
+async def test_what_was_refused_is_tried_again_every_few_minutes_only(operator):
+    await operator.create(rollouts=[group([MOUNT])])
+    await operator.settle()
+    start_s = operator.now_s
+    while operator.now_s < start_s + 2 * REFUSED_S:
+        operator.now_s += 10.0
+        await operator.reconcile()
+    writes = operator.server.recorder.writes()
+    asked = [each for each in writes if each.user_agent == USER_AGENT]
+    assert len([each for each in asked if each.resource == "deployments"]) == 3
 
 
 async def test_an_object_that_is_nobodys_is_left_as_it_is_until_its_owner_gives_it(operator):
@@ -336,30 +327,30 @@ async def test_an_object_that_is_nobodys_is_left_as_it_is_until_its_owner_gives_
     assert (await operator.condition("Ready"))[1] == "Initializing"
 
 
-async def test_a_growth_that_the_storage_class_forbids_holds_up_nothing_else():
+@ON_THE_FAKE
+async def test_a_growth_that_the_storage_class_forbids_holds_up_nothing_else(operator):
     why = "only dynamically provisioned pvc can be resized"
     error = forbidden("persistentvolumeclaims", "demo-learner", why)
     claims = "persistentvolumeclaims"
-    async with operator_fixture() as operator:
-        await operator.create(learner={"checkpointStorageGibibytes": 10})
-        await operator.settle()
-        await operator.client.merge_patch(f"{CLAIM}/status", {"status": {"phase": "Bound"}})
-        await operator.settle()
-        operator.connections.signals = signals()
-        await operator.settle()
-        operator.server.faults.add(
-            Fault(error=error, verb="patch", resource=claims, user_agent=USER_AGENT, times=None)
-        )
-        two = [{"name": "main", "minReplicas": 2, "maxReplicas": 3}]
-        await operator.edit(learner={"checkpointStorageGibibytes": 50}, rollouts=two)
-        assert not (await operator.reconcile()).error
-        assert await operator.replicas() == 2
-        status, reason, message = await operator.condition("Accepted")
-        assert (status, reason) == ("False", "InvalidSpec")
-        assert why in message
-        await operator.edit(learner={"checkpointStorageGibibytes": 10})
-        assert not (await operator.reconcile()).error
-        assert (await operator.condition("Accepted"))[:2] == ("True", "Accepted")
+    await operator.create(learner={"checkpointStorageGibibytes": 10})
+    await operator.settle()
+    await operator.client.merge_patch(f"{CLAIM}/status", {"status": {"phase": "Bound"}})
+    await operator.settle()
+    operator.connections.signals = signals()
+    await operator.settle()
+    operator.server.faults.add(
+        Fault(error=error, verb="patch", resource=claims, user_agent=USER_AGENT, times=None)
+    )
+    two = [{"name": "main", "minReplicas": 2, "maxReplicas": 3}]
+    await operator.edit(learner={"checkpointStorageGibibytes": 50}, rollouts=two)
+    assert not (await operator.reconcile()).error
+    assert await operator.replicas() == 2
+    status, reason, message = await operator.condition("Accepted")
+    assert (status, reason) == ("False", "InvalidSpec")
+    assert why in message
+    await operator.edit(learner={"checkpointStorageGibibytes": 10})
+    assert not (await operator.reconcile()).error
+    assert (await operator.condition("Accepted"))[:2] == ("True", "Accepted")
 
 
 DRAIN_S = 90
@@ -391,14 +382,14 @@ async def test_a_suspended_run_keeps_its_workers_until_nothing_is_in_flight(oper
     assert "drainTime" not in (await operator.run())["status"]
 
 
-async def test_a_run_that_is_deleted_is_drained_once_while_it_is_still_there():
-    async with operator_fixture() as operator:
-        await operator.train()
-        await operator.client.merge_patch(RUN, {"metadata": {"finalizers": ["test.dev/slow"]}})
-        await operator.client.delete(RUN)
-        await operator.reconcile()
-        await operator.reconcile()
-        assert operator.connections.drains == ["the run is deleted"]
+@ON_THE_FAKE
+async def test_a_run_that_is_deleted_is_drained_once_while_it_is_still_there(operator):
+    await operator.train()
+    await operator.client.merge_patch(RUN, {"metadata": {"finalizers": ["test.dev/slow"]}})
+    await operator.client.delete(RUN)
+    await operator.reconcile()
+    await operator.reconcile()
+    assert operator.connections.drains == ["the run is deleted"]
 
 
 async def suspend_and_drain(held, now_s, fault=None):
@@ -495,23 +486,23 @@ async def test_an_edit_of_a_failed_run_tries_it_again_with_a_fresh_learner(opera
     assert (await operator.condition("Failed"))[:2] == ("False", "NotFailed")
 
 
-async def test_trouble_that_holds_up_a_new_attempt_is_reported_beside_the_old_failure():
-    async with operator_fixture() as operator:
-        await operator.create()
-        await operator.settle()
-        await operator.crash_learner(times=4)
-        await operator.settle()
-        failed = await operator.condition("Failed")
-        generation = (await operator.run())["status"]["observedGeneration"]
-        fault = Fault(error=broken(), verb="patch", resource="services", times=None)
-        operator.server.faults.add(fault)
-        await operator.edit(steps=20)
-        assert (await operator.reconcile()).error
-        assert await operator.condition("Failed") == failed
-        assert (await operator.run())["status"]["observedGeneration"] == generation
-        status, reason, message = await operator.condition("Ready")
-        assert (status, reason) == ("False", "ApplyFailed")
-        assert "scripted" in message
-        await operator.settle()
-        assert (await operator.condition("Failed"))[:2] == ("False", "NotFailed")
-        assert "demo-learner-0" in await operator.pods()
+@ON_THE_FAKE
+async def test_trouble_that_holds_up_a_new_attempt_is_reported_beside_the_old_failure(operator):
+    await operator.create()
+    await operator.settle()
+    await operator.crash_learner(times=4)
+    await operator.settle()
+    failed = await operator.condition("Failed")
+    generation = (await operator.run())["status"]["observedGeneration"]
+    fault = Fault(error=broken(), verb="patch", resource="services", times=None)
+    operator.server.faults.add(fault)
+    await operator.edit(steps=20)
+    assert (await operator.reconcile()).error
+    assert await operator.condition("Failed") == failed
+    assert (await operator.run())["status"]["observedGeneration"] == generation
+    status, reason, message = await operator.condition("Ready")
+    assert (status, reason) == ("False", "ApplyFailed")
+    assert "scripted" in message
+    await operator.settle()
+    assert (await operator.condition("Failed"))[:2] == ("False", "NotFailed")
+    assert "demo-learner-0" in await operator.pods()

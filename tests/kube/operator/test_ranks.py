@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.fixtures.operator.operator import PODS, operator_fixture, signals
+from tests.fixtures.operator.operator import PODS, signals
 
 EVENTS = "/api/v1/namespaces/default/events"
 READY = {"type": "Ready", "status": "True"}
@@ -15,15 +15,15 @@ ENDED = {
 
 
 @pytest.fixture
-async def operator(endpoint):
-    async with operator_fixture(endpoint) as started:
-        await started.create(learner={"replicas": 2})
-        await started.settle()
-        for index in range(2):
-            await show(started, index, restarts=0)
-        started.connections.signals = signals()
-        await started.settle()
-        yield started
+async def operator(operator):
+    """An operator whose run has a learner of two pods that have met."""
+    await operator.create(learner={"replicas": 2})
+    await operator.settle()
+    for index in range(2):
+        await show(operator, index, restarts=0)
+    operator.connections.signals = signals()
+    await operator.settle()
+    return operator
 
 
 async def show(operator, index, *, restarts, ended=None):
