@@ -119,6 +119,12 @@ def chart_definition() -> dict[Path, str]:
     return {DEFINITION: to_yaml(run_crd())}
 
 
+def chart_defaults() -> dict[Path, str]:
+    """Text of the chart's values as its templates read them for a release without some of them."""
+    values = YAML(typ="safe").load((CHART / "values.yaml").read_text())
+    return {CHART / "files" / "defaults.json": json.dumps(values, indent=1) + "\n"}
+
+
 def rendered_files() -> dict[Path, str]:
     """Text of ``deploy/vcpo.yaml``, objects in the order to make them in."""
     by_kind: dict[str, list[str]] = {kind: [] for kind in _KIND_ORDER}
@@ -136,7 +142,7 @@ def main() -> int:
     arguments = parser.parse_args()
     stale: list[Path] = []
     # Each renders what the one before wrote.
-    for files in (pod_template_fields, chart_definition, rendered_files):
+    for files in (pod_template_fields, chart_definition, chart_defaults, rendered_files):
         drifted = {path: text for path, text in files().items() if not _holds(path, text)}
         stale += drifted
         if not arguments.check:

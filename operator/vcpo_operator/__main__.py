@@ -12,8 +12,10 @@ from vcpo.service import logs
 from vcpo.service.lifecycle import split_address
 from vcpo_operator.app import Operator, Options
 from vcpo_operator.children.network import IngressSources, OperatorDefaults
-from vcpo_operator.cluster_api.client import Cluster
+from vcpo_operator.cluster_api.client import ApiError, Cluster
+from vcpo_operator.cluster_api.rights import missing_rights
 
+_LOGGER = logging.getLogger(__name__)
 _TALKATIVE = ("kopf.objects", "kopf.activities.probe", "aiohttp.access")
 """Loggers with a line for each event of an object, or for each probe of the kubelet."""
 
@@ -42,6 +44,13 @@ async def _operate(arguments: argparse.Namespace) -> None:
         lambda verb, resource, code: metrics.api_requests.labels(verb, resource, str(code)).inc()
     )
     options = _options(arguments)
+    try:
+        missing = await missing_rights(cluster, options.namespaces)
+    except ApiError as error:
+        _LOGGER.warning("cannot ask which rights the operator has: %s", error)
+    else:
+        if missing:
+            raise ValueError(missing)
     host, port = split_address(arguments.metrics_listen)
     stop = asyncio.Event()
     # Acts until kopf sets its own handler. The first process of a container ignores this signal
@@ -68,6 +77,7 @@ def operator_defaults(arguments: argparse.Namespace) -> OperatorDefaults:
         shared_pod_monitor=arguments.shared_pod_monitor,
         gpu_resource_name=arguments.gpu_resource_name,
         image_pull_secrets=_split_names(arguments.image_pull_secrets),
+        listen_address=arguments.pods_listen,
         pod_environment=pod_environment(arguments),
     )
 
@@ -89,6 +99,12 @@ def pod_environment(arguments: argparse.Namespace) -> dict[str, str]:
 
 def _split_names(names: str) -> list[str]:
     return [name for name in names.split(",") if name]
+
+
+def _not_empty(name: str) -> str:
+    if not name:
+        raise argparse.ArgumentTypeError("must be a name such as nvidia.com/gpu, got ''")
+    return name
 
 
 def parser() -> argparse.ArgumentParser:
@@ -161,8 +177,14 @@ def _add_pod_options(known: argparse.ArgumentParser) -> None:
     )
     pods.add_argument(
         "--gpu-resource-name",
+        type=_not_empty,
         default="nvidia.com/gpu",
         help="name under which nodes offer GPUs, for runs that name none (default: %(default)s)",
+    )
+    pods.add_argument(
+        "--pods-listen",
+        default="0.0.0.0",  # noqa: S104 - network policies say who may connect
+        help="address at which learners and workers listen; [::] for IPv6 (default: %(default)s)",
     )
     pods.add_argument(
         "--image-pull-secrets",

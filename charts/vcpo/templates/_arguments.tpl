@@ -2,8 +2,9 @@
 {{- define "vcpo.operatorArguments" -}}
 - --learner-image={{ include "vcpo.image" (list . .Values.images.learner) }}
 - --rollout-image={{ include "vcpo.image" (list . .Values.images.rollout) }}
-- --metrics-listen=0.0.0.0:8080
-- --liveness-listen=0.0.0.0:8081
+- --metrics-listen={{ .Values.listenAddress }}:8080
+- --liveness-listen={{ .Values.listenAddress }}:8081
+- --pods-listen={{ .Values.listenAddress }}
 - --log-format={{ .Values.log.format }}
 - --log-level={{ .Values.log.level }}
 - --operator-namespace={{ .Release.Namespace }}

@@ -106,7 +106,7 @@ def serve_metrics(registry: CollectorRegistry, host: str, port: int) -> MetricsS
     Raises: AddressError when the server cannot listen on the address.
     """
     try:
-        server, thread = start_http_server(port, addr=host, registry=registry)
+        server, thread = start_http_server(port, addr=host.strip("[]"), registry=registry)
     except OSError as error:
         raise AddressError(
             f"cannot listen on {host}:{port} ({error.strerror or error}); give another port, or 0"

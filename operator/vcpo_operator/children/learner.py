@@ -82,7 +82,7 @@ def _workload(parent: Parent, defaults: OperatorDefaults) -> Workload:
         role=Role.LEARNER,
         group=None,
         image=settings.image or defaults.learner_image,
-        command=[*_launcher(parent), *_arguments(parent)],
+        command=[*_launcher(parent), *_arguments(parent, defaults.listen_address)],
         port=LEARNER_PORT,
         health_port=LEARNER_HEALTH_PORT,
         metrics_port=LEARNER_METRICS_PORT,
@@ -194,21 +194,21 @@ def _first_pod(parent: Parent) -> str:
     return f"{learner_name(parent.name)}-0.{ranks_name(parent.name)}"
 
 
-def _arguments(parent: Parent) -> list[str]:
+def _arguments(parent: Parent, host: str) -> list[str]:
     has_group = parent.run.spec.learner.replicas > 1
     return [
         RUN_FILE_PATH,
         f"--run-dir={RUN_DIR}",
-        f"--listen=0.0.0.0:{LEARNER_PORT}",
-        f"--metrics-listen=0.0.0.0:{LEARNER_METRICS_PORT}",
-        f"--weights-listen=0.0.0.0:{LEARNER_WEIGHTS_PORT}",
+        f"--listen={host}:{LEARNER_PORT}",
+        f"--metrics-listen={host}:{LEARNER_METRICS_PORT}",
+        f"--weights-listen={host}:{LEARNER_WEIGHTS_PORT}",
         *(
             [f"--weights-host=$({POD_VARIABLE}).{ranks_host(parent.owner.key)}"]
             if has_group
             else []
         ),
         "--resume",
-        *transport_arguments(parent, LEARNER_HEALTH_PORT),
+        *transport_arguments(parent, f"{host}:{LEARNER_HEALTH_PORT}"),
         f"--drain-seconds={parent.run.spec.learner.drain_seconds}",
         f"--linger-seconds={_LINGER_S}",
     ]

@@ -132,5 +132,7 @@ class OperatorDefaults:
     """Name under which nodes offer GPUs, for runs that name none."""
     image_pull_secrets: Sequence[str] = ()
     """Secrets with which nodes pull the images, for runs that name none."""
+    listen_address: str = "0.0.0.0"  # noqa: S104 - network policies say who may connect
+    """Address at which learners and workers listen."""
     pod_environment: Mapping[str, str] = field(default_factory=dict)
     """Environment variables of every learner and worker; a template of the run may change them."""

@@ -65,7 +65,7 @@ def _workload(parent: Parent, group: RolloutGroup, defaults: OperatorDefaults) -
         role=Role.ROLLOUT,
         group=group.name,
         image=group.image or defaults.rollout_image,
-        command=_command(parent, group),
+        command=_command(parent, group, defaults.listen_address),
         port=ROLLOUT_PORT,
         health_port=ROLLOUT_HEALTH_PORT,
         metrics_port=ROLLOUT_METRICS_PORT,
@@ -104,7 +104,7 @@ def _needs(parent: Parent) -> ModelNeeds | None:
     )
 
 
-def _command(parent: Parent, group: RolloutGroup) -> list[str]:
+def _command(parent: Parent, group: RolloutGroup, host: str) -> list[str]:
     return [
         "python",
         "-m",
@@ -113,9 +113,9 @@ def _command(parent: Parent, group: RolloutGroup) -> list[str]:
         f"--learner={learner_name(parent.name)}:{LEARNER_PORT}",
         f"--group={group.name}",
         "--worker-id=$(POD_NAME)",
-        f"--listen=0.0.0.0:{ROLLOUT_PORT}",
-        f"--metrics-listen=0.0.0.0:{ROLLOUT_METRICS_PORT}",
-        *transport_arguments(parent, ROLLOUT_HEALTH_PORT),
+        f"--listen={host}:{ROLLOUT_PORT}",
+        f"--metrics-listen={host}:{ROLLOUT_METRICS_PORT}",
+        *transport_arguments(parent, f"{host}:{ROLLOUT_HEALTH_PORT}"),
         f"--drain-seconds={group.drain_seconds}",
     ]
 

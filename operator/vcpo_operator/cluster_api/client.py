@@ -72,8 +72,9 @@ class Resource:
     @property
     def path(self) -> str:
         root = "/apis" if "/" in self.api_version else "/api"
-        parts = [root, self.api_version, "namespaces", self.namespace, self.plural]
-        return "/".join(part for part in (*parts, self.name, self.subresource) if part)
+        place = ["namespaces", self.namespace] if self.namespace else []
+        parts = [root, self.api_version, *place, self.plural, self.name, self.subresource]
+        return "/".join(filter(None, parts))
 
     @property
     def label(self) -> str:

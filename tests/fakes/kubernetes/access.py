@@ -11,10 +11,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from tests.fakes.kubernetes.errors import ApiError, JsonObject, forbidden, unauthorized
+from tests.fakes.kubernetes.objects.resources import Resource
 from tests.fakes.kubernetes.requests.targets import Target
 from tests.fakes.kubernetes.store import Store
 
 _RBAC = "rbac.authorization.k8s.io"
+REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 MASTERS = "system:masters"
 
 
@@ -70,6 +72,16 @@ def may(store: Store, user: User, verb: str, target: Target) -> bool:
     if MASTERS in user.groups:
         return True
     return any(_grants(rule, verb, target) for rule in _rules(store, user, target.namespace))
+
+
+def review(store: Store, user: User, body: JsonObject) -> JsonObject:
+    """The answer to a SelfSubjectAccessReview."""
+    asked = body["spec"]["resourceAttributes"]
+    resource = Resource(group=asked["group"], version="", plural=asked["resource"], kind="")
+    target = Target(
+        resource=resource, namespace=asked["namespace"], subresource=asked["subresource"]
+    )
+    return {**body, "status": {"allowed": may(store, user, asked["verb"], target)}}
 
 
 def _refusal(user: User, verb: str, target: Target) -> ApiError:

@@ -6,6 +6,9 @@ That none goes unused is read from the fake server's record; that none is refuse
 import asyncio
 import contextlib
 import dataclasses
+import json
+import os
+import sys
 
 import pytest
 
@@ -28,6 +31,7 @@ from tests.fixtures.operator.operator import (
 )
 from vcpo.control.signals import WorkerSignals
 from vcpo.wire.phase import RunPhase
+from vcpo_operator.cluster_api.rights import needed_rights
 
 TOKEN = "token-of-the-operator"
 PATIENT_S = 30.0
@@ -168,6 +172,33 @@ def needed_permissions(server, user):
     return permissions(requests) | creates
 
 
+async def test_an_operator_without_some_rights_ends_at_once_and_names_them_all(tmp_path):
+    user = account({})
+    async with operator_fixture(tokens={TOKEN: user}, token=TOKEN) as operator:
+        await install(operator, {})
+        (role,) = [body for _, body in rights({}) if body["kind"] == "ClusterRole"]
+        left = [each for each in role["rules"] if "networkpolicies" not in each["resources"]]
+        kept = [{**each, "verbs": [v for v in each["verbs"] if v != "watch"]} for each in left[:1]]
+        path = f"{COLLECTIONS['ClusterRole']}/{role['metadata']['name']}"
+        await operator.client.merge_patch(path, {"rules": [*kept, *left[1:]]})
+        access = json.dumps(operator.server.kubeconfig(TOKEN))
+        (tmp_path / "kubeconfig").write_text(access)
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "vcpo_operator", "--learner-image=l", "--rollout-image=r"),
+            *("--metrics-listen=127.0.0.1:0", "--liveness-listen=127.0.0.1:0"),
+            env={**os.environ, "KUBECONFIG": str(tmp_path / "kubeconfig")},
+            stderr=asyncio.subprocess.PIPE,
+        )
+        _, told = await asyncio.wait_for(process.communicate(), PATIENT_S)
+    (line,) = told.decode().splitlines()
+    assert line.endswith(
+        "CRITICAL the operator's account may not watch vcporuns.vcpo.dev;"
+        " get/list/watch/create/patch/delete networkpolicies.networking.k8s.io:"
+        " grant it the roles of the chart (rbac.create)"
+    )
+    assert process.returncode == 2
+
+
 ROLES = pytest.mark.parametrize(
     ("values", "namespaces"),
     [
@@ -187,10 +218,13 @@ async def test_the_charts_role_grants_what_the_operator_asks_for_and_nothing_els
         await operator.client.create(DEFINITIONS, POD_MONITORS)
         await live(operator)
         await watch(operator, namespaces)
-        assert (
-            needed_permissions(operator.server, user)
-            == granted_permissions(rules) - FOR_THE_OWNER_CHECK
-        )
+        granted = granted_permissions(rules) - FOR_THE_OWNER_CHECK
+        assert needed_permissions(operator.server, user) == granted
+        asked = {
+            Permission(group=each.group, resource=each.resource, verb=each.verb)
+            for each in needed_rights(namespaced=bool(namespaces))
+        }
+        assert {each for each in granted if each.resource != "podmonitors"} == asked
 
 
 @ROLES

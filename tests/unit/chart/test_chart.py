@@ -178,7 +178,7 @@ def test_nothing_else_can_be_reached():
     ports = {
         each["port"] for rule in only("NetworkPolicy")["spec"]["egress"] for each in rule["ports"]
     }
-    assert ports == {53, 443, 6443, 8443, 16443, 7600}
+    assert ports == {53, 5353, 443, 6443, 8443, 16443, 7600}
 
 
 def test_a_prometheus_that_is_asked_can_be_reached_on_the_port_of_its_pods():

@@ -10,7 +10,7 @@ from tests.fixtures.chart.rendering import NAMESPACE, of_kind, only, operator_po
 from tests.fixtures.chart.variants import EVERYTHING, all_variants
 from vcpo.api import VCPORun
 from vcpo.wire.access.roles import CallerRole
-from vcpo_operator.__main__ import parser
+from vcpo_operator.__main__ import operator_defaults, parser
 from vcpo_operator.children import Child, Kind, OperatorDefaults, build_children
 from vcpo_operator.children.manifest import Owner
 from vcpo_operator.children.network import IngressSources
@@ -73,16 +73,25 @@ def test_runs_get_the_images_of_the_values():
     assert arguments.rollout_image == "vcpo-rollout-cpu:0.1.0"
 
 
-def test_the_ports_of_the_pod_are_those_listened_on():
-    ports = {port["name"]: f"0.0.0.0:{port['containerPort']}" for port in container()["ports"]}
-    arguments = parse()
+@pytest.mark.parametrize("host", ["0.0.0.0", "[::]"])
+def test_the_ports_of_the_pod_are_those_listened_on_and_runs_listen_alike(host):
+    ports = {port["name"]: f"{host}:{port['containerPort']}" for port in container()["ports"]}
+    arguments = parse({"listenAddress": host})
     assert ports == {"metrics": arguments.metrics_listen, "health": arguments.liveness_listen}
+    owner = Owner(key=RunKey("team-a", "demo"), uid="u")
+    parent = make_parent(VCPORun.model_validate(RUN), owner)
+    for child in build_children(parent, operator_defaults(arguments)):
+        if child.kind in {Kind.STATEFUL_SET, Kind.DEPLOYMENT}:
+            (made,) = child.manifest["spec"]["template"]["spec"]["containers"]
+            listening = [each for each in made["command"] if "listen=" in each]
+            assert len(listening) >= 3
+            assert all(f"={host}:" in each for each in listening)
 
 
 def test_the_operator_has_no_key_of_a_run_in_its_environment():
     names = {each["name"] for each in container(EVERYTHING)["env"]}
     assert not names & {role.variable for role in CallerRole}
-    assert "env" not in container()
+    assert [each["name"] for each in container()["env"]] == ["POD_NAME"]  # which log lines have
 
 
 @pytest.mark.parametrize("kind", [Kind.CLAIM, Kind.SECRET])

@@ -40,7 +40,10 @@ def objects_with_fields(schema: dict[str, Any]) -> list[dict[str, Any]]:
     return [schema, *below] if "properties" in schema else below
 
 
-PASSED_ON = (("resources",), ("affinity",), ("metrics", "dashboards", "labels"))
+PASSED_ON = (
+    *(("resources",), ("affinity",), ("podSecurityContext",)),
+    ("metrics", "dashboards", "labels"),
+)
 """Values that reach an object as they are; their keys are Kubernetes' own, or the user's."""
 
 
@@ -96,6 +99,33 @@ def test_a_wrong_value_is_refused_by_its_path(values, named):
 )
 def test_a_registry_is_a_host_with_a_port_and_a_path(registry):
     chart().validate_schema({"images": {"registry": registry}})
+
+
+def nulls(tree: Values) -> Values:
+    """The same sections, in which no value is set."""
+    return {key: nulls(value) if isinstance(value, dict) else None for key, value in tree.items()}
+
+
+def test_a_value_that_the_release_of_an_older_chart_lacks_is_the_charts():
+    monitors = ("serviceMonitor", "podMonitor", "prometheusRule", "dashboards")
+    metrics = {"metrics": {name: {"enabled": True} for name in monitors}}
+    expected = render_files(metrics)
+    values = default_values()
+    for name in values.keys() - metrics.keys():
+        assert render_files({**metrics, name: None}) == expected, name
+    empty = nulls({name: value for name, value in values.items() if (name,) not in PASSED_ON})
+    for name in monitors:
+        empty["metrics"][name]["enabled"] = True
+    empty["metrics"]["dashboards"]["labels"] = None
+    assert render_files(empty) == expected
+
+
+def test_null_removes_what_openshift_chooses_itself():
+    ids = dict.fromkeys(("runAsUser", "runAsGroup", "fsGroup"))
+    rendered = render_files({"podSecurityContext": ids})
+    for name in ("deployment.yaml", "tests/health.yaml"):
+        assert "runAsNonRoot" in rendered[name]
+        assert not [each for each in ids if each in rendered[name]]
 
 
 FUTILE: dict[str, tuple[Values, str]] = {

@@ -377,12 +377,12 @@ def _keys(parent: Parent, role: Role) -> list[Manifest]:
     ]
 
 
-def transport_arguments(parent: Parent, health_port: int) -> list[str]:
+def transport_arguments(parent: Parent, health: str) -> list[str]:
     """Return the arguments that say how a process serves and where it is probed."""
     is_plain = parent.run.spec.pods.transport is Transport.PLAIN_TEXT
     return [
         "--plain-text" if is_plain else f"--tls={TLS_PATH}",
-        f"--health-listen=0.0.0.0:{health_port}",
+        f"--health-listen={health}",
     ]
 
 

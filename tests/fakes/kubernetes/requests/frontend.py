@@ -9,7 +9,7 @@ from typing import Any
 
 from aiohttp import web
 
-from tests.fakes.kubernetes.access import User, authorize, user_of
+from tests.fakes.kubernetes.access import REVIEWS, User, authorize, review, user_of
 from tests.fakes.kubernetes.api import Api
 from tests.fakes.kubernetes.errors import ApiError, unsupported_media_type
 from tests.fakes.kubernetes.faults import Faults, broken
@@ -69,6 +69,8 @@ class Frontend:
         if request.path.strip("/").partition("/")[0] in _HEALTH:
             return web.Response(text="ok")
         body = parse_body(await request.read(), request.headers.get("Content-Type", ""))
+        if request.path == REVIEWS:
+            return web.json_response(review(self._api.store, user, body), status=201)
         try:
             target = target_of(self._api.catalogue, request.path)
         except ApiError:

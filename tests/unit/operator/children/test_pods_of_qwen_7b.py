@@ -59,6 +59,15 @@ def test_learner_and_workers_ask_for_gpus_and_nobody_is_warned(pods):
     assert list(missing_gpus(run.spec)) == []
 
 
+def test_the_example_of_eight_gpus_asks_for_eight():
+    run = load_run(Path("examples/qwen_8_gpus.yaml"))
+    asked = {
+        role: own["resources"]["limits"] for role, (_, own) in workloads(render_run(run)).items()
+    }
+    assert asked == {"learner": {"nvidia.com/gpu": 4}, "rollout": {"nvidia.com/gpu": 1}}
+    assert run.spec.rollouts[0].min_replicas == 4
+
+
 def test_the_learner_asks_for_the_cores_and_the_memory_that_it_will_use(pods):
     # 5 GiB for each of 8 ranks; 12 bytes a parameter over both pods; 2 for a version, which is its
     # file. A file and the next one are in /dev/shm, with 1 GiB for each rank.

@@ -1,0 +1,80 @@
+"""The rights that the operator needs, and those that its account lacks.
+
+Without a right to list or watch, kopf would retry for ever in silence.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
+
+from vcpo_operator.children.manifest import Kind
+from vcpo_operator.cluster_api.client import Cluster, Resource
+from vcpo_operator.names import GROUP, PLURAL
+from vcpo_operator.observed.index_view import WATCHED
+
+_REVIEWS: Final = Resource(
+    api_version="authorization.k8s.io/v1", plural="selfsubjectaccessreviews", namespace=""
+)
+
+
+class Right(NamedTuple):
+    """The right to do something with objects of a kind."""
+
+    group: str
+    resource: str
+    """Plural, with a subresource after a slash."""
+    verb: str
+
+
+def needed_rights(*, namespaced: bool) -> Iterator[Right]:
+    """Yield what the operator cannot work without.
+
+    namespaced: Whether single namespaces are watched.
+    """
+    verbs = {
+        (GROUP, PLURAL): "list watch delete",
+        (GROUP, f"{PLURAL}/status"): "patch",
+        ("", "pods"): "list watch patch delete",
+        ("", "secrets"): "get create update",
+        ("", "events"): "create",
+        **{(kind.group, kind.plural): "get list watch create patch delete" for kind in WATCHED},
+        (Kind.CLAIM.group, Kind.CLAIM.plural): "get list watch create patch",
+    }
+    if not namespaced:
+        verbs["apiextensions.k8s.io", "customresourcedefinitions"] = "list watch"
+    for (group, resource), names in verbs.items():
+        yield from (Right(group, resource, verb) for verb in names.split())
+
+
+async def missing_rights(cluster: Cluster, namespaces: Sequence[str]) -> str:
+    """Return what the operator's account may not do, in one line with the fix; empty: nothing.
+
+    namespaces: Those that the operator watches; empty is all.
+    Raises: ApiError.
+    """
+    rights = list(needed_rights(namespaced=bool(namespaces)))
+    wanted = [(right, place) for place in namespaces or [""] for right in rights]
+    allowed = await asyncio.gather(*(_is_allowed(cluster, *each) for each in wanted))
+    missing: dict[str, list[str]] = defaultdict(list)
+    for (right, place), is_allowed in zip(wanted, allowed, strict=True):
+        if not is_allowed:
+            where = f" in namespace {place}" if place else ""
+            missing[f"{'.'.join(filter(None, (right.resource, right.group)))}{where}"].append(
+                right.verb
+            )
+    if not missing:
+        return ""
+    listed = "; ".join(f"{'/'.join(verbs)} {what}" for what, verbs in missing.items())
+    return f"the operator's account may not {listed}: grant it the roles of the chart (rbac.create)"
+
+
+async def _is_allowed(cluster: Cluster, right: Right, namespace: str) -> bool:
+    resource, _, subresource = right.resource.partition("/")
+    asked = {"group": right.group, "resource": resource, "subresource": subresource}
+    attributes = {"namespace": namespace, "verb": right.verb, **asked}
+    body = {"spec": {"resourceAttributes": attributes}}
+    answer = await cluster.create(_REVIEWS, body)
+    return bool(answer["status"]["allowed"])
