@@ -21,10 +21,7 @@ _TALKATIVE = ("kopf.objects", "kopf.activities.probe", "aiohttp.access")
 
 
 def main() -> int:
-    """Operate as the command line says.
-
-    Returns 0 after a stop signal, 2 after an error of the user.
-    """
+    """Operate as the command line says."""
     arguments = parser().parse_args()
     logs.configure("operator", form=logs.LogForm(arguments.log_format))
     for each in _TALKATIVE:

@@ -40,8 +40,6 @@ def build_children(
     """Build every child of a run that has not ended.
 
     What pods need comes before the pods; isolation and budgets come before what they protect.
-    replicas: Workers of each group; None is the least of each.
-    running: False while the run is suspended, which then has no pods.
     Raises: ValueError when a user's template cannot be merged.
     """
     groups = parent.run.spec.rollouts

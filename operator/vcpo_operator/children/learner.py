@@ -53,7 +53,6 @@ _INDEX_VARIABLE = "POD_INDEX"
 def learner_stateful_set(parent: Parent, defaults: OperatorDefaults, *, running: bool) -> Child:
     """Build the StatefulSet.
 
-    running: False while the run is suspended.
     Raises: ValueError when the user's template cannot be merged.
     """
     body = {

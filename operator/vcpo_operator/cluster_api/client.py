@@ -99,10 +99,7 @@ class Cluster:
 
     @classmethod
     def from_environment(cls, on_answer: RequestObserver) -> Cluster:
-        """Connect with the pod's service account, else with the kubeconfig.
-
-        Raises: ValueError when there is neither.
-        """
+        """Connect with the pod's service account, else with the kubeconfig."""
         settings = client.Configuration()
         try:
             config.load_incluster_config(client_configuration=settings)
@@ -139,10 +136,7 @@ class Cluster:
         return await self._call("PUT", resource, body)
 
     async def delete(self, resource: Resource, *, uid: str, grace_s: int | None = None) -> None:
-        """Delete the object with this uid and what it owns; an object that is gone is no error.
-
-        grace_s: Time that a pod has to end; None is the pod's own.
-        """
+        """Delete the object with this uid and what it owns; an object that is gone is no error."""
         body = {
             "kind": "DeleteOptions",
             "apiVersion": "v1",

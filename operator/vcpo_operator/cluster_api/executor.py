@@ -61,10 +61,7 @@ class Executor:
         self._learners = learners
 
     async def execute(self, key: RunKey, action: Action) -> ObservedChild | None:
-        """Execute one action; returns the child after an apply.
-
-        Raises: ApiError, NameConflictError, LearnerCommandError.
-        """
+        """Execute one action; returns the child after an apply."""
         match action:
             case Apply():
                 return await self._apply(key, action)
@@ -87,38 +84,26 @@ class Executor:
         return None
 
     async def read(self, key: RunKey, kind: Kind, name: str) -> ObservedChild | None:
-        """Read a child of a kind that is not watched; None when it does not exist.
-
-        Raises: ApiError.
-        """
+        """Read a child of a kind that is not watched; None when it does not exist."""
         body = await self._cluster.get(_object(kind, key, name))
         return None if body is None else parse_child(kind, body)
 
     async def read_secret(self, key: RunKey, name: str) -> Document | None:
-        """Read a Secret with its content; None when it does not exist.
-
-        Raises: ApiError.
-        """
+        """Read a Secret with its content; None when it does not exist."""
         return await self._cluster.get(_object(Kind.SECRET, key, name))
 
     async def set_access(self, key: RunKey, access: LearnerAccess | None) -> None:
         await self._learners.set_access(key, access)
 
     async def write_status(self, record: RunRecord, status: dict[str, Any]) -> Document:
-        """Apply the status of the run with this uid, not of a later run of its name.
-
-        Raises: ApiError.
-        """
+        """Apply the status of the run with this uid, not of a later run of its name."""
         metadata = {"name": record.key.name, "namespace": record.key.namespace, "uid": record.uid}
         body = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "status": status}
         resource = _object(Kind.RUN, record.key, record.key.name, subresource="status")
         return await self._cluster.apply(resource, body, manager=FIELD_MANAGER, force=True)
 
     async def post_event(self, key: RunKey, event: Document) -> None:
-        """Post an event; the API server keeps it for about an hour.
-
-        Raises: ApiError.
-        """
+        """Post an event; the API server keeps it for about an hour."""
         collection = Resource(api_version="v1", plural="events", namespace=key.namespace)
         await self._cluster.create(collection, event)
 

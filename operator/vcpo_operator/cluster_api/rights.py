@@ -30,10 +30,7 @@ class Right(NamedTuple):
 
 
 def needed_rights(*, namespaced: bool) -> Iterator[Right]:
-    """Yield what the operator cannot work without.
-
-    namespaced: Whether single namespaces are watched.
-    """
+    """Yield what the operator cannot work without."""
     verbs = {
         (GROUP, PLURAL): "list watch delete",
         (GROUP, f"{PLURAL}/status"): "patch",
@@ -53,7 +50,6 @@ async def missing_rights(cluster: Cluster, namespaces: Sequence[str]) -> str:
     """Return what the operator's account may not do, in one line with the fix; empty: nothing.
 
     namespaces: Those that the operator watches; empty is all.
-    Raises: ApiError.
     """
     rights = list(needed_rights(namespaced=bool(namespaces)))
     wanted = [(right, place) for place in namespaces or [""] for right in rights]

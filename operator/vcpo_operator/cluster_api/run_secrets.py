@@ -39,11 +39,7 @@ SecretData = dict[str, bytes]
 
 
 def new_certificates(run: str, names: Mapping[str, Sequence[str]], *, now_s: float) -> SecretData:
-    """Return a new authority, and a certificate and key for each role.
-
-    names: host names by role, at least one each.
-    now_s: Unix time.
-    """
+    """Return a new authority, and a certificate and key for each role."""
     key = ec.generate_private_key(ec.SECP256R1())
     certificate = _sign(
         _builder(f"VCPO run {run}", key, now_s, _AUTHORITY_S)
@@ -185,10 +181,7 @@ class RunSecrets:
         self._clock = clock
 
     async def issue(self, key: RunKey, action: IssueSecret) -> ObservedChild:
-        """Create a Secret with new content, unless it exists, or renew what it holds.
-
-        Raises: ApiError, NameConflictError.
-        """
+        """Create a Secret with new content, unless it exists, or renew what it holds."""
         child = action.child
         if child.name == certificates_name(key.name):
             body = await self._issue_certificates(key, action)
@@ -201,8 +194,6 @@ class RunSecrets:
         """Create the Secret of the certificates, or renew those that it holds.
 
         An authority that cannot be used is replaced, and the certificates with it.
-
-        Raises: ApiError, NameConflictError.
         """
         child, now_s, hosts = action.child, self._clock(), certificate_hosts(key)
         resource = _secret(key, child.name)
@@ -222,10 +213,7 @@ class RunSecrets:
     async def _create_secret(
         self, key: RunKey, child: Child, data: Mapping[str, bytes]
     ) -> Document:
-        """Create a Secret; return the one that exists already, if it is the run's.
-
-        Raises: ApiError, NameConflictError.
-        """
+        """Create a Secret; return the one that exists already, if it is the run's."""
         collection = Resource(api_version="v1", plural=Kind.SECRET.plural, namespace=key.namespace)
         try:
             return await self._cluster.create(collection, {**child.manifest, "data": _encode(data)})

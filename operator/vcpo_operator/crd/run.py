@@ -100,11 +100,7 @@ def _columns() -> list[dict[str, Any]]:
 def _column(
     name: str, kind: str, path: str, description: str, *, wide: bool = False
 ) -> dict[str, Any]:
-    """Return a printer column of `kubectl get`.
-
-    path: JSONPath into the object.
-    wide: Whether only `-o wide` shows it.
-    """
+    """Return a printer column of `kubectl get`."""
     shown = {"name": name, "type": kind, "jsonPath": path, "description": description}
     return {**shown, "priority": 1} if wide else shown
 

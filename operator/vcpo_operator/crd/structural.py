@@ -35,10 +35,7 @@ _FORMATS = {"integer": "int64", "number": "double"}
 
 
 def structural(schema: Mapping[str, Any]) -> Schema:
-    """Return the structural schema of a document.
-
-    Raises: ValueError that names a node without a type.
-    """
+    """Return the structural schema of a document."""
     return _node(schema, schema.get("$defs", {}))
 
 

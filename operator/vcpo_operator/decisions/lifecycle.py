@@ -70,8 +70,6 @@ def judge(
     """Return the lifecycle phase of a run.
 
     status: Counts the learner's restarts up to now; its clocks run if the run has started.
-    signals: The learner's newest signals, of any age; None when there are none.
-    now_s: Unix time.
     has_more_steps: Whether the learner that sent them was started for fewer steps.
     """
     recorded = _recorded_end(status)
@@ -89,10 +87,7 @@ def judge(
 
 
 def starts_new_attempt(spec: VCPORunSpec, status: RunStatus, generation: int) -> bool:
-    """Whether a failed run starts again: the user edited its spec and did not suspend it.
-
-    status: As the last reconcile left it.
-    """
+    """Whether a failed run starts again: the user edited its spec and did not suspend it."""
     edited = generation > status.observed_generation
     return status.holds("Failed") and edited and not spec.suspend
 
@@ -218,8 +213,6 @@ def decide_drain(
 ) -> LearnerDrain | None:
     """Decide whether the learner drains, and how long its workloads stay.
 
-    since_s: When the wait began, as the run's status holds it.
-    now_s: Unix time.
     Returns None when the run continues, or when no workload is left to remove.
     """
     reason = _drain_reason(verdict)

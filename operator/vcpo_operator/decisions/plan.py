@@ -49,10 +49,7 @@ def plan(
     applied: Mapping[str, int],
     signals: RunSignals | None = None,
 ) -> tuple[Action, ...]:
-    """Return the actions that turn `observed` into `desired`.
-
-    applied: Version that each child had after this process applied it, by uid.
-    """
+    """Return the actions that turn `observed` into `desired`."""
     if desired.drain_reason:
         command = (Drain(reason=desired.drain_reason),) if accepts_commands(signals) else ()
         return (*command, *_releases(observed, signals))

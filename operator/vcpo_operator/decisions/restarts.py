@@ -23,10 +23,7 @@ from vcpo_operator.observed.status import ContainerEnd, CountedPod, LearnerStatu
 
 
 def with_restarts(status: RunStatus, observed: ObservedState, *, num_pods: int) -> RunStatus:
-    """Return the status with the learner's restarts counted, and how it ended last.
-
-    num_pods: Pods of the learner that the spec asks for.
-    """
+    """Return the status with the learner's restarts counted, and how it ended last."""
     pods = observed.pods_of(Role.LEARNER)
     if not pods and num_pods == 1:
         return status
@@ -39,7 +36,6 @@ def with_pods(
 ) -> LearnerStatus:
     """Return the record with the restarts of the learner's pods up to now.
 
-    pods: Those that do not terminate.
     step: The last known optimizer step; progress is a step beyond the furthest one before.
     """
     fresh = _new_restarts(learner, pods)

@@ -131,11 +131,8 @@ def judge_run(
 ) -> Snapshot:
     """Judge what was observed of a run.
 
-    before: The status as the last reconcile left it.
     kept: What the pods that the run has are made of; None when it has none.
-    signals: The learner's newest signals, of whichever attempt.
     silence: Why the newest request for them brought none; None if it did.
-    now_s: Unix time.
     """
     signals = signals_of_this_run(signals, before, observed, now_s)
     # A learner that ends because the run is suspended has not failed.

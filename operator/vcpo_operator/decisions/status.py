@@ -112,10 +112,7 @@ def with_groups(
     desired: Mapping[str, int],
     now_s: float,
 ) -> RunStatus:
-    """Return the status with the workers of each group of the spec.
-
-    desired: Workers that the control loop wants, by group; 0 for a group that is not named.
-    """
+    """Return the status with the workers of each group of the spec."""
     before = {group.name: group for group in status.groups}
     groups = []
     for name in (group.name for group in spec.rollouts):

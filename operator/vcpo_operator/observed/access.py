@@ -44,10 +44,7 @@ def steering_key(data: Mapping[str, bytes]) -> str:
 
 
 def check_keys(data: Mapping[str, bytes], secret: str) -> None:
-    """Check the keys that a Secret holds; a missing one is the pods' to report.
-
-    Raises: UnusableKeyError.
-    """
+    """Check the keys that a Secret holds; a missing one is the pods' to report."""
     for role in RUN_ROLES:
         try:
             _checked_key(data.get(role, b"-"), f"Secret {secret}, key `{role}`")

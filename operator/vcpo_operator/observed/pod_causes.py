@@ -57,10 +57,7 @@ _MAX_MESSAGE_CHARACTERS = 600
 
 
 def pod_cause(pod: Mapping[str, Any]) -> Cause | None:
-    """Return what keeps a pod from working; None when no cause is known.
-
-    pod: The object as the API server sends it.
-    """
+    """Return what keeps a pod from working; None when no cause is known."""
     return _pod_cause(pod) or _disruption(pod)
 
 
@@ -127,11 +124,7 @@ def _is_lost(status: Mapping[str, Any]) -> bool:
 
 
 def container_end(pod: Mapping[str, Any], container: str) -> ContainerEnd | None:
-    """Return how a container ended last; None when it has not ended yet.
-
-    pod: The object as the API server sends it.
-    container: Name of one of its containers.
-    """
+    """Return how a container ended last; None when it has not ended yet."""
     for status in (pod.get("status") or {}).get("containerStatuses") or ():
         state, last = status.get("state") or {}, status.get("lastState") or {}
         ended = state.get("terminated") or last.get("terminated")
@@ -149,10 +142,7 @@ def container_end(pod: Mapping[str, Any], container: str) -> ContainerEnd | None
 
 
 def replica_failure(deployment: Mapping[str, Any]) -> Cause | None:
-    """Return why some pods of a Deployment cannot be created; None when all can.
-
-    deployment: The object as the API server sends it.
-    """
+    """Return why some pods of a Deployment cannot be created; None when all can."""
     for condition in (deployment.get("status") or {}).get("conditions") or ():
         if condition["type"] == "ReplicaFailure" and condition["status"] == "True":
             where = f"Deployment {deployment['metadata']['name']}"

@@ -41,7 +41,6 @@ def validated(document: dict[str, Any]) -> tuple[VCPORun, tuple[str, ...]]:
 
     The API server takes only fields of its definition, and fills in their defaults. One that is
     unknown here is of a newer definition, so it is left out. Files stay strict.
-    Raises: ValidationError.
     """
     try:
         return VCPORun.model_validate(document), ()
@@ -118,10 +117,7 @@ class RunMemory:
     _unwatched: dict[tuple[Kind, str], ObservedChild] = field(default_factory=dict)
 
     def validated_run(self, record: RunRecord) -> VCPORun:
-        """Return the validated run; each spec is validated once.
-
-        Raises: ValidationError.
-        """
+        """Return the validated run; each spec is validated once."""
         if self._run is None or self._spec != record.spec:
             document = {
                 "apiVersion": API_VERSION,

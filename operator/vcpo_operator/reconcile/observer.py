@@ -68,12 +68,7 @@ class Observer:
         *,
         now_s: float,
     ) -> ObservedState:
-        """Return the objects of a run, unwatched kinds included.
-
-        before: The status as the last reconcile left it.
-        now_s: Unix time.
-        Raises: ApiError.
-        """
+        """Return the objects of a run, unwatched kinds included."""
         key, watched = record.key, self._view.observed_state(record.key)
         if _is_read_due(watched, memory, before, record.generation, now_s):
             absent_s = 0.0 if run.spec.pods.pod_monitor else _ABSENCE_S
@@ -92,10 +87,7 @@ class Observer:
     async def signals(
         self, record: RunRecord, run: VCPORun, before: RunStatus, observed: ObservedState
     ) -> RunSignals | None:
-        """Return the learner's newest signals; None when there is no learner.
-
-        before: The status as the last reconcile left it.
-        """
+        """Return the learner's newest signals; None when there is no learner."""
         if observed.learner is None or observed.learner.replicas == 0:
             await self._signals.disconnect(record.key)
             return None
@@ -142,7 +134,6 @@ class Observer:
         """Return the content of a Secret; nothing of one that is somebody else's.
 
         own: Name of the run's own Secret. named: the one that the user named; None if none is.
-        Raises: ApiError.
         """
         body = await self._executor.read_secret(record.key, named or own)
         if named is not None:

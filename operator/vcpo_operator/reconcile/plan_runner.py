@@ -52,10 +52,7 @@ class PlanRunner:
     async def run(
         self, snapshot: Snapshot, memory: RunMemory, autoscale: AutoscaleDecision | None
     ) -> PlanResult:
-        """Plan and execute; twice if the first plan creates the keys that the rest needs.
-
-        autoscale: None while the control loop does not run.
-        """
+        """Plan and execute; twice if the first plan creates the keys that the rest needs."""
         result = await self._run_once(snapshot, memory, autoscale)
         if result.needs_replan:
             observed = memory.with_unwatched(snapshot.observed)

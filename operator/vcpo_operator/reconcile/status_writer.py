@@ -42,10 +42,7 @@ class StatusWriter:
         autoscale: AutoscaleDecision | None,
         result: PlanResult,
     ) -> None:
-        """Write the status that follows from a reconcile, and export it as metrics.
-
-        Raises: ApiError.
-        """
+        """Write the status that follows from a reconcile, and export it as metrics."""
         decision = autoscale.decision if autoscale else None
         memory.no_update = decide_no_update(
             snapshot.signals, snapshot.run.spec.steps, snapshot.before, memory.no_update
@@ -92,11 +89,7 @@ class StatusWriter:
         generation: int,
         now_s: float,
     ) -> None:
-        """Write conditions; nothing else in the status changes.
-
-        generation: Generation of the spec that the status is about.
-        Raises: ApiError.
-        """
+        """Write conditions; nothing else in the status changes."""
         before = memory.last_known_status(record)
         after = status.with_conditions(before, states, generation=generation, now_s=now_s)
         self._exports.show_conditions(record.key, after.conditions)

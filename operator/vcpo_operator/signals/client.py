@@ -115,10 +115,7 @@ class LearnerConnections:
         return None if error is None else silence_cause(error)
 
     async def send(self, key: RunKey, command: Throttle | Drain | ReleaseLeases) -> None:
-        """Send a command to the learner.
-
-        Raises: LearnerCommandError when the learner does not answer.
-        """
+        """Send a command to the learner."""
         control = self._connect(key).control
         try:
             match command:

@@ -36,7 +36,6 @@ def merge_template(
 ) -> dict[str, Any]:
     """Return a copy of `base` with `patch` merged over it.
 
-    path: Path of both in the template, such as `spec.containers[learner]`; empty at its root.
     Raises: ValueError that names a value of `patch` that is no map or list where `base` has one, a
         list whose items lack their key, or a field that cannot be removed.
     """

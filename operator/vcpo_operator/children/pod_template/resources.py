@@ -54,13 +54,7 @@ class ModelNeeds:
 def model_needs(
     parameters: float, *, processes: int, bytes_per_parameter: float, shared: float, downloads: bool
 ) -> ModelNeeds:
-    """Return what the processes of a pod need.
-
-    processes: Each has 5 GiB for itself.
-    bytes_per_parameter: Host memory for each parameter of the model.
-    shared: Bytes of these in /dev/shm.
-    downloads: Whether the model's files come to the pod's own disk.
-    """
+    """Return what the processes of a pod need."""
     return ModelNeeds(
         memory=processes * 5 * 2**30 + parameters * bytes_per_parameter,
         shared=processes * 2**30 + 2 * parameters * shared,  # a version, and the next one
@@ -80,9 +74,6 @@ def with_defaults(
 
     A resource with a request or a limit of the user gets no default of the other kind: the default
     limit could be below the request, or the default request above the limit.
-    given: The user's resources; its requests and limits are maps.
-    gpus: GPUs among them; 0 if they have another name than the cluster's.
-    needs: What the model needs; None if its size is not known.
     """
     set_by_user = {name for part in ("requests", "limits") for name in given.get(part, {})}
     defaults = {
