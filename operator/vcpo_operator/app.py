@@ -37,7 +37,6 @@ class Options:
     prometheus_url: str | None = None
     """Prometheus from which the learners' reports come; None calls the learners."""
     workers: int = 8
-    """Runs reconciled in parallel."""
 
 
 class Operator:
@@ -69,7 +68,7 @@ class Operator:
             exports=HostedRuns(metrics),
             clock=time.time,
         )
-        self._loop = ReconcileLoop(queue, reconciler, metrics, workers=options.workers)
+        self._loop = ReconcileLoop(queue, reconciler, metrics, options.workers)
         health = Health(
             oldest_wait_s=queue.oldest_s,
             loop_lag_s=lambda: self._loop.lag_s,

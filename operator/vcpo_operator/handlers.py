@@ -43,11 +43,8 @@ class Health:
     """Numbers that show whether the operator still works, in seconds."""
 
     oldest_wait_s: Callable[[], float]
-    """How long the run that is due longest has been due."""
     loop_lag_s: Callable[[], float]
-    """How late the event loop woke up last."""
     observed_write_lag_s: Callable[[], float]
-    """How long the watch has not shown the oldest own write."""
 
     def problem(self) -> str:
         """Return what is wrong; empty when nothing is."""

@@ -17,35 +17,22 @@ VERSION: Final = "v1alpha1"
 PLURAL: Final = "vcporuns"
 
 FIELD_MANAGER: Final = "vcpo-operator"
-"""Field manager of all applied objects, and of their status."""
-
 RUN_LABEL: Final = "vcpo.dev/run"
 """Name of the run that a child or pod belongs to; used by selectors and watches."""
-
 ROLE_LABEL: Final = "vcpo.dev/role"
 """A `Role`; part of immutable selectors."""
-
 GROUP_LABEL: Final = "vcpo.dev/group"
 """Rollout group of a Deployment, its pods and its budget; part of immutable selectors."""
-
 QUEUE_LABEL: Final = "kueue.x-k8s.io/queue-name"
-"""Kueue's LocalQueue of a workload; Kueue reads it when the workload is created."""
-
 POD_INDEX_LABEL: Final = "apps.kubernetes.io/pod-index"
-"""Number of a StatefulSet's pod; its controller sets it."""
-
 HASH_ANNOTATION: Final = "vcpo.dev/manifest-hash"
 """Digest of the applied manifest; another digest means that the desired state has changed."""
-
 ADOPT_ANNOTATION: Final = "vcpo.dev/adopt"
 """`true` on an object without an owner allows the run to take it over."""
-
 TEMPLATE_HASH_ANNOTATION: Final = "vcpo.dev/template-hash"
 """Digest of its template, on a pod; distinguishes pods of an older template."""
-
 REVISION_ANNOTATION: Final = "vcpo.dev/revision"
 """What the run's pods are made of, on its ConfigMap (`children.revision`)."""
-
 DELETION_COST_ANNOTATION: Final = "controller.kubernetes.io/pod-deletion-cost"
 """A ReplicaSet removes pods of the lowest cost first. Here: trajectories in flight."""
 
@@ -63,7 +50,6 @@ ROLLOUT_METRICS_PORT: Final = 7611
 ROLLOUT_HEALTH_PORT: Final = 7612
 
 RUN_FILE: Final = "run.yaml"
-"""Key of the ConfigMap, and file name in the pods."""
 
 
 class Role(StrEnum):
@@ -143,16 +129,11 @@ def certificates_name(run: str) -> str:
     return f"{base_name(run)}-tls"
 
 
-def worker_host(run: str) -> str:
-    """Return the name in the certificates of a run's workers; their addresses come and go."""
-    return f"{base_name(run)}-rollout"
-
-
 def certificate_hosts(key: RunKey) -> dict[str, list[str]]:
     """Return the names in the certificates of each role's pods."""
     learner = learner_name(key.name)
     hosts = [learner, f"{learner}.{key.namespace}", learner_host(key), f"*.{ranks_host(key)}"]
-    return {Role.LEARNER.value: hosts, Role.ROLLOUT.value: [worker_host(key.name)]}
+    return {Role.LEARNER.value: hosts, Role.ROLLOUT.value: [f"{base_name(key.name)}-rollout"]}
 
 
 def account_name(run: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from vcpo.api.cluster import StorageRetention, Transport
 from vcpo_operator.children.learner import learner_stateful_set
@@ -138,34 +139,27 @@ def checkpoint_claim(parent: Parent) -> Child:
 
 def learner_service(parent: Parent) -> Child:
     """Build the Service of rank 0."""
-    body = {
-        "spec": {
-            "clusterIP": "None",
-            "publishNotReadyAddresses": True,
-            "selector": leader_selector(parent.name),
-            "ports": [
-                {"name": "grpc", "port": LEARNER_PORT, "targetPort": "grpc"},
-                {"name": "metrics", "port": LEARNER_METRICS_PORT, "targetPort": "metrics"},
-                {"name": "weights", "port": LEARNER_WEIGHTS_PORT, "targetPort": "weights"},
-            ],
-        }
-    }
-    return build_child(Kind.SERVICE, parent, learner_name(parent.name), body, role=Role.LEARNER)
+    ports = {"grpc": LEARNER_PORT, "metrics": LEARNER_METRICS_PORT, "weights": LEARNER_WEIGHTS_PORT}
+    listed = [{"name": name, "port": port, "targetPort": name} for name, port in ports.items()]
+    return _headless(parent, learner_name(parent.name), leader_selector(parent.name), listed)
 
 
 def ranks_service(parent: Parent) -> Child | None:
     """Build the Service of all ranks; None if the learner has one pod."""
     if parent.run.spec.learner.replicas == 1:
         return None
-    body = {
-        "spec": {
-            "clusterIP": "None",
-            "publishNotReadyAddresses": True,
-            "selector": selector(parent.name, Role.LEARNER),
-            "ports": [{"name": "rendezvous", "port": RENDEZVOUS_PORT}],
-        }
-    }
-    return build_child(Kind.SERVICE, parent, ranks_name(parent.name), body, role=Role.LEARNER)
+    listed = [{"name": "rendezvous", "port": RENDEZVOUS_PORT}]
+    pods = selector(parent.name, Role.LEARNER)
+    return _headless(parent, ranks_name(parent.name), pods, listed)
+
+
+def _headless(
+    parent: Parent, name: str, pods: Mapping[str, str], ports: list[dict[str, Any]]
+) -> Child:
+    """Build a Service that gives pods of the learner their addresses, ready or not."""
+    spec = {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": dict(pods)}
+    body = {"spec": {**spec, "ports": ports}}
+    return build_child(Kind.SERVICE, parent, name, body, role=Role.LEARNER)
 
 
 _INTERVAL = "15s"

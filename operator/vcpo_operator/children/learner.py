@@ -47,7 +47,6 @@ _LINGER_S = 86_400
 _KILL_MARGIN_S = 10
 """How long before the end of its grace period a pod kills ranks that have not ended."""
 _INDEX_VARIABLE = "POD_INDEX"
-"""File whose content the kubelet reports as the cause of a container's end."""
 
 
 def learner_stateful_set(parent: Parent, defaults: OperatorDefaults, *, running: bool) -> Child:

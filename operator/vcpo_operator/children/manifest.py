@@ -32,17 +32,8 @@ class Kind(Enum):
     RUN = (API_VERSION, KIND, PLURAL)
     POD_MONITOR = ("monitoring.coreos.com/v1", "PodMonitor", "podmonitors")
 
-    @property
-    def api_version(self) -> str:
-        return self.value[0]
-
-    @property
-    def kind(self) -> str:
-        return self.value[1]
-
-    @property
-    def plural(self) -> str:
-        return self.value[2]
+    def __init__(self, api_version: str, kind: str, plural: str) -> None:
+        self.api_version, self.kind, self.plural = api_version, kind, plural
 
     @property
     def group(self) -> str:
@@ -97,11 +88,9 @@ class Parent:
     run: VCPORun
     owner: Owner
     run_file: str
-    """YAML of the run for its processes."""
     credential_uid: str = ""
     """Uid of the Secret with the run's keys; with another Secret pods are replaced."""
     generation: int = 0
-    """Generation of the run: another one is an edit."""
 
     @property
     def name(self) -> str:

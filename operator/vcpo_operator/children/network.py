@@ -116,23 +116,15 @@ def _port(port: int, protocol: str = "TCP") -> Manifest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorDefaults:
-    """The operator's own settings, for all of its runs."""
+    """The operator's own settings, for all of its runs; `--help` explains them."""
 
     learner_image: str
-    """Image of learners whose run names none."""
     rollout_image: str
-    """Image of rollout workers whose group names none."""
     ingress_sources: IngressSources = field(default_factory=IngressSources)
-    """The pods and namespaces that may connect to runs, by their network policies."""
     scrape_annotations: bool = True
-    """Whether pods carry the annotations by which a Prometheus without its operator finds them."""
     shared_pod_monitor: bool = False
     """Whether a PodMonitor of the chart selects the pods of all runs already."""
     gpu_resource_name: str = "nvidia.com/gpu"
-    """Name under which nodes offer GPUs, for runs that name none."""
     image_pull_secrets: Sequence[str] = ()
-    """Secrets with which nodes pull the images, for runs that name none."""
     listen_address: str = "0.0.0.0"  # noqa: S104 - network policies say who may connect
-    """Address at which learners and workers listen."""
     pod_environment: Mapping[str, str] = field(default_factory=dict)
-    """Environment variables of every learner and worker; a template of the run may change them."""

@@ -30,32 +30,15 @@ from vcpo_operator.children.manifest import (
 from vcpo_operator.names import REVISION_ANNOTATION, RUN_FILE, TEMPLATE_HASH_ANNOTATION, config_name
 
 _HOST_FIELDS = (
-    "active_deadline_seconds",
-    "control",
-    "failure_policy",
-    "pending_deadline_seconds",
-    "pods",
-    "startup_deadline_seconds",
-    "suspend",
-    "ttl_seconds_after_finished",
-    "upgrade_policy",
+    *("active_deadline_seconds", "pending_deadline_seconds", "startup_deadline_seconds"),
+    *("control", "failure_policy", "pods", "suspend"),
+    *("ttl_seconds_after_finished", "upgrade_policy"),
 )
 _HOST_LEARNER_FIELDS = (
-    "checkpoint_storage_class_name",
-    "checkpoint_storage_gibibytes",
-    "checkpoint_storage_retention",
-    "drain_seconds",
-    "image",
-    "template",
+    *(f"checkpoint_storage_{name}" for name in ("class_name", "gibibytes", "retention")),
+    *("drain_seconds", "image", "template"),
 )
-_HOST_GROUP_FIELDS = (
-    "drain_seconds",
-    "gpus",
-    "image",
-    "max_replicas",
-    "min_replicas",
-    "template",
-)
+_HOST_GROUP_FIELDS = ("drain_seconds", "gpus", "image", "max_replicas", "min_replicas", "template")
 
 
 def fields_of_pods(spec: VCPORunSpec) -> dict[str, Any]:
@@ -107,18 +90,14 @@ class Revision:
     """What the pods of a run are made of."""
 
     generation: int
-    """Generation of the run's spec."""
     spec: str
     """Digest of the spec but what only the operator reads: an upgrade may change it as well."""
     keys: str
-    """Uid of the Secret with the run's keys."""
     steps: int
-    """Optimizer steps that the learner takes."""
     base: str
     """Digest of all but the number of steps."""
     run_file: str
     templates: Mapping[str, Manifest]
-    """Pod templates by name of the workload."""
 
     @classmethod
     def of(cls, parent: Parent, children: Iterable[Child]) -> Self:

@@ -56,7 +56,7 @@ class Executor:
 
         clock: Unix time, for the certificates that are made.
         """
-        self._secrets = RunSecrets(cluster, clock=clock)
+        self._secrets = RunSecrets(cluster, clock)
         self._cluster = cluster
         self._learners = learners
 

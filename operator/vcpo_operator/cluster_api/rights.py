@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 from vcpo_operator.children.manifest import Kind
 from vcpo_operator.cluster_api.client import Cluster, Resource
@@ -20,13 +20,8 @@ _REVIEWS: Final = Resource(
 )
 
 
-class Right(NamedTuple):
-    """The right to do something with objects of a kind."""
-
-    group: str
-    resource: str
-    """Plural, with a subresource after a slash."""
-    verb: str
+Right = tuple[str, str, str]
+"""Group, plural (with a subresource after a slash), and verb."""
 
 
 def needed_rights(*, namespaced: bool) -> Iterator[Right]:
@@ -43,7 +38,7 @@ def needed_rights(*, namespaced: bool) -> Iterator[Right]:
     if not namespaced:
         verbs["apiextensions.k8s.io", "customresourcedefinitions"] = "list watch"
     for (group, resource), names in verbs.items():
-        yield from (Right(group, resource, verb) for verb in names.split())
+        yield from ((group, resource, verb) for verb in names.split())
 
 
 async def missing_rights(cluster: Cluster, namespaces: Sequence[str]) -> str:
@@ -55,12 +50,10 @@ async def missing_rights(cluster: Cluster, namespaces: Sequence[str]) -> str:
     wanted = [(right, place) for place in namespaces or [""] for right in rights]
     allowed = await asyncio.gather(*(_is_allowed(cluster, *each) for each in wanted))
     missing: dict[str, list[str]] = defaultdict(list)
-    for (right, place), is_allowed in zip(wanted, allowed, strict=True):
+    for ((group, resource, verb), place), is_allowed in zip(wanted, allowed, strict=True):
         if not is_allowed:
             where = f" in namespace {place}" if place else ""
-            missing[f"{'.'.join(filter(None, (right.resource, right.group)))}{where}"].append(
-                right.verb
-            )
+            missing[".".join(filter(None, (resource, group))) + where].append(verb)
     if not missing:
         return ""
     listed = "; ".join(f"{'/'.join(verbs)} {what}" for what, verbs in missing.items())
@@ -68,9 +61,9 @@ async def missing_rights(cluster: Cluster, namespaces: Sequence[str]) -> str:
 
 
 async def _is_allowed(cluster: Cluster, right: Right, namespace: str) -> bool:
-    resource, _, subresource = right.resource.partition("/")
-    asked = {"group": right.group, "resource": resource, "subresource": subresource}
-    attributes = {"namespace": namespace, "verb": right.verb, **asked}
-    body = {"spec": {"resourceAttributes": attributes}}
-    answer = await cluster.create(_REVIEWS, body)
+    group, path, verb = right
+    resource, _, subresource = path.partition("/")
+    asked = {"group": group, "resource": resource, "subresource": subresource, "verb": verb}
+    attributes = {"namespace": namespace, **asked}
+    answer = await cluster.create(_REVIEWS, {"spec": {"resourceAttributes": attributes}})
     return bool(answer["status"]["allowed"])

@@ -9,6 +9,7 @@ import base64
 import datetime as dt
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from cryptography import x509
@@ -45,8 +46,8 @@ def new_certificates(run: str, names: Mapping[str, Sequence[str]], *, now_s: flo
         _builder(f"VCPO run {run}", key, now_s, _AUTHORITY_S)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_usage(signs_certificates=True), critical=True),
-        issuer=_name(f"VCPO run {run}"),
-        authority_key=key,
+        _name(f"VCPO run {run}"),
+        key,
     )
     data = {f"{AUTHORITY}.crt": _pem(certificate), f"{AUTHORITY}.key": _key_pem(key)}
     return {**data, **_issue(certificate, key, names, now_s)}
@@ -95,8 +96,8 @@ def _issue(
                 x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key()),
                 critical=False,
             ),
-            issuer=authority.subject,
-            authority_key=authority_key,
+            authority.subject,
+            authority_key,
         )
         data[f"{role}.crt"], data[f"{role}.key"] = _pem(certificate), _key_pem(key)
     return data
@@ -117,25 +118,18 @@ def _builder(
 
 
 def _sign(
-    builder: x509.CertificateBuilder,
-    *,
-    issuer: x509.Name,
-    authority_key: ec.EllipticCurvePrivateKey,
+    builder: x509.CertificateBuilder, issuer: x509.Name, key: ec.EllipticCurvePrivateKey
 ) -> x509.Certificate:
-    return builder.issuer_name(issuer).sign(authority_key, hashes.SHA256())
+    return builder.issuer_name(issuer).sign(key, hashes.SHA256())
 
 
 def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
+    refused = ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement")
     return x509.KeyUsage(
         digital_signature=not signs_certificates,
         key_cert_sign=signs_certificates,
         crl_sign=signs_certificates,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        encipher_only=False,
-        decipher_only=False,
+        **dict.fromkeys((*refused, "encipher_only", "decipher_only"), False),
     )
 
 
@@ -152,11 +146,8 @@ def _pem(certificate: x509.Certificate) -> bytes:
 
 
 def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
-    return key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.NoEncryption(),
-    )
+    pem, form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+    return key.private_bytes(pem, form, serialization.NoEncryption())
 
 
 _LOGGER = logging.getLogger(__name__)
@@ -170,15 +161,13 @@ class NameConflictError(Exception):
         self.conflict = conflict
 
 
+@dataclass(slots=True, eq=False)
 class RunSecrets:
-    """Makes and renews the Secrets of runs. One owner: the executor.
+    """Makes and renews the Secrets of runs. One owner: the executor."""
 
-    clock: Unix time, for the certificates that are made.
-    """
-
-    def __init__(self, cluster: Cluster, *, clock: Callable[[], float]) -> None:
-        self._cluster = cluster
-        self._clock = clock
+    _cluster: Cluster
+    _clock: Callable[[], float]
+    """Unix time, for the certificates that are made."""
 
     async def issue(self, key: RunKey, action: IssueSecret) -> ObservedChild:
         """Create a Secret with new content, unless it exists, or renew what it holds."""

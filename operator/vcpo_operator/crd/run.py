@@ -62,47 +62,33 @@ def to_yaml(definition: dict[str, Any]) -> str:
     return stream.getvalue()
 
 
+_READY: Final = '.status.conditions[?(@.type=="Ready")]'
+_COLUMNS: Final = (
+    ("Ready", "string", f"{_READY}.status", "Whether the run trains or is complete."),
+    ("Reason", "string", ".status.reason", "Cause of Ready, one word."),
+    ("Step", "integer", ".status.step", "Optimizer steps taken."),
+    ("ESS", "number", ".status.essRatio", "Effective sample size over batch size."),
+    ("LR", "number", ".status.learningRate.effective", "Effective learning rate."),
+    ("Warning", "string", ".status.warning.level", "Early warning of a collapse."),
+    ("Lag", "integer", ".status.lag.p50", "Median token lag, in policy versions."),
+    ("Rollouts", "string", ".status.workers", "Rollout workers, ready/desired."),
+    ("Age", "date", ".metadata.creationTimestamp", "Time since creation."),
+    ("Reward", "number", ".status.rewardMean", "Mean recent reward."),
+    ("Tokens/s", "number", ".status.tokensPerSecond", "Response tokens accepted per second."),
+    ("Max lag", "integer", ".status.lag.max", "Largest token lag."),
+    ("Learner", "string", ".status.learner.pods", "Pods of the learner, ready/desired."),
+    ("Restarts", "integer", ".status.learner.restarts", "Learner restarts."),
+    ("Message", "string", f"{_READY}.message", "Message of Ready, a sentence."),
+)
+"""Name, type, JSONPath and description of the columns of `kubectl get`."""
+_NARROW: Final = 9
+"""Columns that are shown without `-o wide`."""
+
+
 def _columns() -> list[dict[str, Any]]:
-    ready = '.status.conditions[?(@.type=="Ready")]'
-    return [
-        _column("Ready", "string", f"{ready}.status", "Whether the run trains or is complete."),
-        _column("Reason", "string", ".status.reason", "Cause of Ready, one word."),
-        _column("Step", "integer", ".status.step", "Optimizer steps taken."),
-        _column("ESS", "number", ".status.essRatio", "Effective sample size over batch size."),
-        _column("LR", "number", ".status.learningRate.effective", "Effective learning rate."),
-        _column("Warning", "string", ".status.warning.level", "Early warning of a collapse."),
-        _column("Lag", "integer", ".status.lag.p50", "Median token lag, in policy versions."),
-        _column("Rollouts", "string", ".status.workers", "Rollout workers, ready/desired."),
-        _column("Age", "date", ".metadata.creationTimestamp", "Time since creation."),
-        _column("Reward", "number", ".status.rewardMean", "Mean recent reward.", wide=True),
-        _column(
-            "Tokens/s",
-            "number",
-            ".status.tokensPerSecond",
-            "Response tokens that the learner accepts per second.",
-            wide=True,
-        ),
-        _column("Max lag", "integer", ".status.lag.max", "Largest token lag.", wide=True),
-        _column(
-            "Learner",
-            "string",
-            ".status.learner.pods",
-            "Pods of the learner, ready/desired.",
-            wide=True,
-        ),
-        _column("Restarts", "integer", ".status.learner.restarts", "Learner restarts.", wide=True),
-        _column(
-            "Message", "string", f"{ready}.message", "Message of Ready, a sentence.", wide=True
-        ),
-    ]
-
-
-def _column(
-    name: str, kind: str, path: str, description: str, *, wide: bool = False
-) -> dict[str, Any]:
-    """Return a printer column of `kubectl get`."""
-    shown = {"name": name, "type": kind, "jsonPath": path, "description": description}
-    return {**shown, "priority": 1} if wide else shown
+    fields = ("name", "type", "jsonPath", "description")
+    shown = [dict(zip(fields, column, strict=True)) for column in _COLUMNS]
+    return [*shown[:_NARROW], *({**column, "priority": 1} for column in shown[_NARROW:])]
 
 
 def _schema() -> Schema:

@@ -17,18 +17,8 @@ from typing import Any
 Schema = dict[str, Any]
 
 _COPIED = (
-    "type",
-    "description",
-    "enum",
-    "format",
-    "pattern",
-    "minLength",
-    "maxLength",
-    "minimum",
-    "maximum",
-    "minItems",
-    "maxItems",
-    "maxProperties",
+    *("type", "description", "enum", "format", "pattern", "minLength", "maxLength"),
+    *("minimum", "maximum", "minItems", "maxItems", "maxProperties"),
 )
 _EXCLUSIVE = {"exclusiveMinimum": "minimum", "exclusiveMaximum": "maximum"}
 _FORMATS = {"integer": "int64", "number": "double"}

@@ -21,6 +21,7 @@ condition.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
@@ -95,36 +96,23 @@ def decide_no_update(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConditionInputs:
-    """The facts from which the conditions of an accepted run follow."""
+    """The facts from which the conditions of an accepted run follow; see `decisions.snapshot`."""
 
     spec: VCPORunSpec
     verdict: RunVerdict
     observed: ObservedState
     decision: ControlDecision | None
-    """The decision of this reconcile; None while the control loop does not run."""
     has_stepped: bool
-    """Whether a step was taken since the start."""
     signals: RunSignals | None = None
-    """The learner's last known signals; None when there are none."""
     silence: Cause | None = None
-    """Why the newest request for signals brought none; None if it did, or nobody knows."""
     now_s: float = 0.0
-    """Unix time."""
     conflict: Conflict | None = None
-    """The conflict that stopped the last plan; None if there was none."""
     refusal: str = ""
-    """Why the spec was refused; empty when it was not."""
     note: str = ""
-    """How the operator departs from the spec, in sentences; empty when it does not."""
     keeps_last_known_signals: bool = False
-    """Whether the conditions keep the signals that an earlier operator received."""
     before: RunStatus = field(default_factory=RunStatus)
-    """The status as the last reconcile left it."""
     no_update: NoUpdate | None = None
-    """What is said of the last steps if they made no update; None if they did."""
     pending: str | None = None
-    """Why the pods are not of the newest revision, in a sentence; empty when they are; None if it
-    was not decided."""
 
 
 def condition_states(inputs: ConditionInputs) -> tuple[ConditionState, ...]:
@@ -230,10 +218,6 @@ def _leader_answers(inputs: ConditionInputs, pods: Iterable[ObservedPod]) -> boo
     return leader.ready or (signals is not None and signals.has_contact(_CONTACT_S))
 
 
-def _leader_is_ready(pods: Iterable[ObservedPod]) -> bool:
-    return any(pod.index == 0 and pod.ready for pod in pods)
-
-
 def _pending(inputs: ConditionInputs, pods: list[ObservedPod]) -> str:
     """Return which pods of the learner are not ready, in a sentence."""
     wanted, learner = inputs.spec.learner.replicas, inputs.observed.learner
@@ -282,10 +266,16 @@ def _resting_condition(
 
 
 def _first_cause(pods: Iterable[ObservedPod], now_s: float) -> Cause | None:
-    broken = [pod for pod in pods if pod.cause is not None and not pod.ready]
-    is_young = lambda pod: pod.node is None and now_s - pod.created_s < _YOUNG_S  # noqa: E731
-    broken = [pod for pod in broken if pod.cause.reason != "Unschedulable" or not is_young(pod)]
-    return min(broken, key=lambda pod: pod.is_finished).cause if broken else None
+    broken = [
+        (pod.is_finished, pod.cause)
+        for pod in pods
+        if pod.cause and not pod.ready and not _is_young(pod, pod.cause, now_s)
+    ]
+    return min(broken, key=operator.itemgetter(0))[1] if broken else None
+
+
+def _is_young(pod: ObservedPod, cause: Cause, now_s: float) -> bool:
+    return cause.reason == "Unschedulable" and not pod.node and now_s - pod.created_s < _YOUNG_S
 
 
 def _stuck_pod(inputs: ConditionInputs) -> Cause | None:
@@ -326,7 +316,8 @@ def _control_conditions(inputs: ConditionInputs) -> tuple[ConditionState, ...]:
     pods = inputs.observed.pods_of(Role.LEARNER)
     known = inputs.before.condition("LearnerReady")
     ready_s = known.transition_s if known is not None and known.status == "True" else inputs.now_s
-    is_starting = not _leader_is_ready(pods) or inputs.now_s - ready_s < _SETTLING_S
+    is_ready = any(pod.index == 0 and pod.ready for pod in pods)
+    is_starting = not is_ready or inputs.now_s - ready_s < _SETTLING_S
     if first.status == "True" or inputs.silence is None or is_starting:
         return states
     cause = inputs.silence

@@ -21,10 +21,8 @@ class DesiredState:
     """The objects that a run should have, and the limits of its learner."""
 
     run: str
-    """Name of the run."""
     owner_uid: str
     children: tuple[Child, ...]
-    """Objects of the run, in the order in which they are created."""
     is_claim_size_set: bool = False
     """Whether the run says how large the volume for its checkpoints is."""
     replaced_pods: tuple[str, ...] = ()
@@ -38,9 +36,7 @@ class DesiredState:
     lag_reason: str = ""
     """Why the lag limit is what it is: a clause for the learner's event and log."""
     revision: Revision | None = None
-    """What the pods are made of; None if the run has ended."""
     pending: str = ""
-    """Why the pods are not of the newest revision, in a sentence; empty when they are."""
 
 
 def desired_state(

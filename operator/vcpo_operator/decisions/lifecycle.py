@@ -50,9 +50,7 @@ class RunVerdict:
 
     phase: LifecyclePhase
     reason: str = ""
-    """One word; empty unless the run has ended."""
     message: str = ""
-    """One sentence; empty unless the run has ended."""
 
     @property
     def has_ended(self) -> bool:
@@ -195,7 +193,6 @@ class LearnerDrain:
     """A learner that ends before its workers are removed."""
 
     reason: str
-    """Why it ends, for the learner's journal."""
     since_s: float | None
     """Unix time at which the wait began; None when there was nothing to wait for."""
     until_s: float | None

@@ -58,9 +58,7 @@ class Snapshot:
     is_new_attempt: bool
     """Whether the run had failed and starts again with this reconcile."""
     now_s: float
-    """Unix time."""
     ends_now: bool = False
-    """Whether the run ended since the last reconcile."""
 
     @property
     def is_learner_down(self) -> bool:
@@ -97,11 +95,9 @@ class PlanResult:
     refusal: str = ""
     """Why the API server or a builder refused the spec; empty when nothing was refused."""
     error: str = ""
-    """The error that stopped the plan; empty when none did."""
     retry_after_s: float | None = None
     """How long the API server asked to be left alone; None when it did not."""
     conflict: Conflict | None = None
-    """The object that is in the way; None when none is."""
     note: str = ""
     """How the operator departs from the spec, in sentences; empty when it does not."""
     needs_replan: bool = False

@@ -162,11 +162,6 @@ def with_conditions(
     return status.but(conditions=conditions, observed_generation=generation)
 
 
-def with_update_time(status: RunStatus, now_s: float) -> RunStatus:
-    """Return the status with the time at which it is written."""
-    return status.but(updated_s=float(int(now_s)))
-
-
 def needs_write(before: RunStatus, after: RunStatus, now_s: float) -> bool:
     """Whether the new status is written now."""
     if _actionable_part(before) != _actionable_part(after):

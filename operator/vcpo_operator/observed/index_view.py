@@ -38,10 +38,8 @@ WATCHED: Final = (
     Kind.BUDGET,
     Kind.NETWORK_POLICY,
 )
-"""Kinds of children that are watched."""
 
 INDICES: Final = (RUNS, PODS, *(kind.plural for kind in WATCHED))
-"""Ids of all indices."""
 
 _SPECIAL: Final[Mapping[Kind, Callable[[Body], Any]]] = {
     Kind.STATEFUL_SET: parse_learner,

@@ -19,14 +19,11 @@ from vcpo_operator.observed.records import Cause
 from vcpo_operator.observed.status import MAX_LOG_TAIL_CHARACTERS, ContainerEnd, from_rfc3339
 
 _WAITING: Final[Mapping[str, str]] = {
-    "ErrImagePull": "ImagePullBackOff",
-    "ImagePullBackOff": "ImagePullBackOff",
-    "ErrImageNeverPull": "ImagePullBackOff",
+    **dict.fromkeys(("ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull"), "ImagePullBackOff"),
+    **dict.fromkeys(("RunContainerError", "CrashLoopBackOff"), "CrashLoopBackOff"),
     "InvalidImageName": "InvalidImageName",
     "CreateContainerConfigError": "CreateContainerConfigError",
     "CreateContainerError": "CreateContainerError",
-    "RunContainerError": "CrashLoopBackOff",
-    "CrashLoopBackOff": "CrashLoopBackOff",
 }
 _UNWRITABLE: Final = re.compile(r"Permission denied: '/var/(lib|cache)/vcpo")
 """What a process says that may not write its volume."""

@@ -23,9 +23,7 @@ class RunRecord:
     resource_version: int
     deleting: bool
     spec: Mapping[str, Any]
-    """The spec as it is stored; `vcpo.api` validates it before use."""
     status: Mapping[str, Any]
-    """The status as it is stored; `RunStatus.from_dict` reads it."""
     created: str = ""
     """Time of its creation, RFC 3339; empty if the API server did not say."""
 
@@ -75,7 +73,6 @@ class ObservedGroup:
     child: ObservedChild
     group: str
     replicas: int
-    """Pods requested."""
     ready: int
     cause: Cause | None = None
     """Why its controller cannot create some of its pods; None when it can."""
@@ -87,7 +84,6 @@ class ObservedClaim:
 
     child: ObservedChild
     storage: str
-    """Requested size, as Kubernetes writes it."""
     is_bound: bool = True
     """Whether it has a volume; one that waits for it cannot change its size."""
 
@@ -112,10 +108,8 @@ class ObservedPod:
     template_digest: str | None
     ready: bool
     terminating: bool
-    """Whether the pod was deleted and still exists."""
     deletion_cost: int | None
     restarts: int
-    """Restarts of its containers."""
     cause: Cause | None
     """The reason why it does not work; None when no reason is known."""
     last_end: ContainerEnd | None = None
@@ -125,11 +119,9 @@ class ObservedPod:
     is_finished: bool = False
     """Whether its phase is Failed or Succeeded; its controller creates another."""
     node: str | None = None
-    """Its node; None before it is scheduled."""
     is_gated: bool = False
     """Whether a queue such as Kueue keeps it from being scheduled."""
     created_s: float = -math.inf
-    """Unix time of its creation."""
     termination_deadline_s: float | None = None
     """Unix time by which its kubelet should have ended it; None while it does not terminate, and
     when a finalizer holds it."""
@@ -140,12 +132,10 @@ class ObservedState:
     """All objects of one run at one moment."""
 
     children: tuple[ObservedChild, ...] = ()
-    """All children, workloads included."""
     learner: ObservedLearner | None = None
     revision: Revision | None = None
     """What its pods are made of; None if this version cannot read it."""
     claims: Mapping[str, ObservedClaim] = field(default_factory=dict)
-    """Claims by name."""
     groups: Mapping[str, ObservedGroup] = field(default_factory=dict)
     """Deployments by rollout group, also of groups that left the spec."""
     pods: tuple[ObservedPod, ...] = ()

@@ -27,9 +27,7 @@ class _Entry:
     """Time of the next reconcile; None while nobody has asked for it."""
     in_work: bool = False
     failures: int = 0
-    """Failures in a row."""
     not_before_s: float = 0.0
-    """End of the back-off."""
 
 
 @dataclass(slots=True)
@@ -91,10 +89,6 @@ class RunQueue:
         if entry is not None:
             entry.failures, entry.not_before_s = 0, 0.0
 
-    def depth(self) -> int:
-        now_s = self.clock()
-        return sum(due_s <= now_s for due_s, _ in self._waiting())
-
     def oldest_s(self) -> float:
         """Return how long the run that is due longest has been due; 0 when none is.
 
@@ -123,21 +117,18 @@ _LOGGER = logging.getLogger(__name__)
 _GAUGES_PERIOD_S = 1.0
 
 
+@dataclass(slots=True, eq=False)
 class ReconcileLoop:
     """Reconciles the runs of a queue, several at a time, until cancelled."""
 
-    def __init__(
-        self, queue: RunQueue, reconciler: Reconciler, metrics: OperatorMetrics, *, workers: int = 8
-    ) -> None:
-        self._queue = queue
-        self._reconciler = reconciler
-        self._metrics = metrics
-        self._workers = workers
-        self.lag_s = 0.0
-        """How late the event loop woke up last, in seconds; it served nobody for that time."""
+    _queue: RunQueue
+    _reconciler: Reconciler
+    _metrics: OperatorMetrics
+    _workers: int = 8
+    lag_s: float = 0.0
+    """How late the event loop woke up last, in seconds; it served nobody for that time."""
 
     async def run(self) -> None:
-        """Work until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             for number in range(self._workers):
                 tasks.create_task(self._work(), name=f"reconcile-{number}")

@@ -70,12 +70,11 @@ class Refusal:
     """Whether the object did not exist. After its deletion an invalid change may be a valid
     creation."""
     until_s: float
-    """Unix time before which the manifest is not applied again."""
 
 
 @dataclass(slots=True, kw_only=True)
 class RunMemory:
-    """The memory of one run with one uid. One owner: the reconciler."""
+    """The memory of one run with one uid. One owner: the reconciler. Times are Unix seconds."""
 
     uid: str
     first_seen_s: float
@@ -84,11 +83,8 @@ class RunMemory:
     applied_versions: dict[str, int] = field(default_factory=dict)
     """Version of each child after this process applied it, by uid of the child."""
     unwatched_read_s: float | None = None
-    """Unix time at which the Secrets were read last."""
     read_generation: int = 0
-    """Generation of the spec at that time."""
     monitor_read_s: float | None = None
-    """Unix time at which the PodMonitor was read last."""
     keys_conflict: Conflict | None = None
     """Why the Secret with the keys could not be read last; None when it could."""
     certificates_due: bool = False
@@ -96,11 +92,8 @@ class RunMemory:
     certificate_end_s: float | None = None
     """Unix time at which the first certificate that was read last ends; None if none was."""
     status: RunStatus | None = None
-    """The status that this process wrote last."""
     status_version: int = 0
-    """Resource version of the run after that write."""
     status_written_s: float = 0.0
-    """Unix time of that write."""
     applied_revision: Revision | None = None
     """Revision with which this process applied the run file last."""
     unknown_fields: tuple[str, ...] = ()
@@ -111,9 +104,7 @@ class RunMemory:
     _run: VCPORun | None = None
     _parent: Parent | None = None
     _child_uids: dict[tuple[Kind, str], str] = field(default_factory=dict)
-    """Uid of each of the run's children when it was last observed or created."""
     _refusals: dict[str, Refusal] = field(default_factory=dict)
-    """Refusals of the API server, by digest of the manifest."""
     _unwatched: dict[tuple[Kind, str], ObservedChild] = field(default_factory=dict)
 
     def validated_run(self, record: RunRecord) -> VCPORun:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from vcpo.api import VCPORun
@@ -51,13 +52,13 @@ class View(Protocol):
         """Return the objects of a run, except PodMonitors and the Secret of keys."""
 
 
+@dataclass(slots=True, eq=False)
 class Observer:
-    """Observes one run at a time. One owner: the reconciler."""
+    """Observes one run at a time. One owner: the reconciler. Each call may raise ApiError."""
 
-    def __init__(self, view: View, executor: Executor, signals: SignalSource) -> None:
-        self._view = view
-        self._executor = executor
-        self._signals = signals
+    _view: View
+    _executor: Executor
+    _signals: SignalSource
 
     async def observe(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from typing import Any
 
 from vcpo.control.decision import ControlDecision
@@ -28,12 +29,12 @@ from vcpo_operator.reconcile.memory import RunMemory
 _LOGGER = logging.getLogger(__name__)
 
 
+@dataclass(slots=True, eq=False)
 class StatusWriter:
     """Writes statuses and posts events. One owner: the reconciler."""
 
-    def __init__(self, executor: Executor, exports: HostedRuns) -> None:
-        self._executor = executor
-        self._exports = exports
+    _executor: Executor
+    _exports: HostedRuns
 
     async def write(
         self,
@@ -115,7 +116,7 @@ class StatusWriter:
     ) -> None:
         if not status.needs_write(before, after, now_s):
             return
-        after = status.with_update_time(after, now_s)
+        after = after.but(updated_s=float(int(now_s)))
         body = await self._executor.write_status(record, after.to_dict())
         memory.status = after
         memory.status_version = int(body["metadata"]["resourceVersion"])

@@ -1,9 +1,8 @@
 """Signals from a Prometheus, for clusters in which only a Prometheus may reach the learners.
 
-One instant query asks for the run's own gauges over a window of time, so the answer holds them as
-they were scraped, with their times. The signals are those of the learner's newest scrape: what it
-lacks is unknown. When the Prometheus is down, late or has no samples of a run, the signals get old,
-and `vcpo.control` then changes nothing. Commands go over the connections of `client`.
+One instant query asks for the run's own gauges over a window of time. The signals are those of the
+learner's newest scrape: what it lacks is unknown. Without samples they get old, and `vcpo.control`
+then changes nothing. Commands go over the connections of `client`.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import logging
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 import aiohttp
 
@@ -97,7 +96,7 @@ class ScrapedSignals:
         """Keep the newest scrape of a run if it is newer; return whether it is."""
         namespace, run = (json.dumps(each, ensure_ascii=False) for each in key)
         selector = f'{{__name__=~"{_NAMES}",namespace={namespace},run={run}}}[5m]'
-        address, error, was_silent = f"{self.url.rstrip('/')}/api/v1/query", "", bool(last.error)
+        address, error = f"{self.url.rstrip('/')}/api/v1/query", ""
         try:
             self._session = self._session or aiohttp.ClientSession(timeout=_TIMEOUT)
             async with self._session.get(address, params={"query": selector}) as response:
@@ -105,11 +104,10 @@ class ScrapedSignals:
                 scraped_s, signals = parse_answer(await response.read(), now_s=self.clock())
         except (aiohttp.ClientError, TimeoutError, ValueError) as failure:
             scraped_s, signals, error = 0.0, None, f"{address}: {failure or 'no answer in time'}"
-            is_down = not isinstance(failure, ValueError)
-            self._paused_until_s = self.clock() + _PAUSE_S if is_down else self._paused_until_s
-            _LOGGER.log(
-                logging.DEBUG if was_silent else logging.WARNING, "%s: no signals: %s", key, error
-            )
+            if not isinstance(failure, ValueError):
+                self._paused_until_s = self.clock() + _PAUSE_S
+            level = logging.DEBUG if last.error else logging.WARNING
+            _LOGGER.log(level, "%s: no signals: %s", key, error)
         last.error, is_news = error, signals is not None and scraped_s > last.scraped_s
         if is_news:
             last.scraped_s, last.signals = scraped_s, signals
@@ -117,10 +115,7 @@ class ScrapedSignals:
 
 
 def parse_answer(answer: bytes, *, now_s: float) -> tuple[float, RunSignals | None]:
-    """Return the Unix time of the learner's newest scrape and its signals, None if there is none.
-
-    Raises: ValueError when the answer lacks what signals need or holds a value out of its range.
-    """
+    """Return time and signals of the learner's newest scrape; ValueError if they cannot be used."""
     try:
         series = json.loads(answer)["data"]["result"]
         newest = [(each["metric"], *max(each["values"])) for each in series if each["values"]]
@@ -141,19 +136,15 @@ def _signals(
     scrape: list[tuple[dict[str, str], float]], workers: Mapping[str, WorkerSignals]
 ) -> RunSignals:
     values = {labels["__name__"]: value for labels, value in scrape if not math.isnan(value)}
-    known = {name: values[gauge] for gauge, name in _STATE.items() if gauge in values}
+    known: dict[str, Any] = {
+        name: values[gauge] for gauge, name in _STATE.items() if gauge in values
+    }
     named = [(labels, value) for labels, value in scrape if labels["__name__"] in {_PHASE, _GROUP}]
     current = next(it["phase"] for it, value in named if "phase" in it and value == 1.0)
     step, last = values[_STEP], None
     if step:
         level = warning_level(values.get("vcpo_collapse_warning_ratio", 0.0))
         last = record_of_metrics(values, step=step, warning_level=level.value)
-    return checked_signals(
-        {
-            **known,
-            "last": last,
-            "phase": {each.value: each for each in RunPhase}.get(current, RunPhase.RUNNING),
-            "ready_workers": {each["group"]: value for each, value in named if "group" in each},
-            "workers": workers,
-        }
-    )
+    known["phase"] = {each.value: each for each in RunPhase}.get(current, RunPhase.RUNNING)
+    known["ready_workers"] = {it["group"]: value for it, value in named if "group" in it}
+    return checked_signals({**known, "last": last, "workers": workers})

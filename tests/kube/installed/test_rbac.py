@@ -221,8 +221,8 @@ async def test_the_charts_role_grants_what_the_operator_asks_for_and_nothing_els
         granted = granted_permissions(rules) - FOR_THE_OWNER_CHECK
         assert needed_permissions(operator.server, user) == granted
         asked = {
-            Permission(group=each.group, resource=each.resource, verb=each.verb)
-            for each in needed_rights(namespaced=bool(namespaces))
+            Permission(group=group, resource=resource, verb=verb)
+            for group, resource, verb in needed_rights(namespaced=bool(namespaces))
         }
         assert {each for each in granted if each.resource != "podmonitors"} == asked
 

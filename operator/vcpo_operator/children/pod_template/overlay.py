@@ -28,7 +28,6 @@ _DEFAULTS: Final = {"protocol": "TCP"}
 """Fields of keys that an item may leave out."""
 
 _NEEDED: Final = frozenset({"spec", "spec.containers"})
-"""Fields that every pod needs."""
 
 
 def merge_template(

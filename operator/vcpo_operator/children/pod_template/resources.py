@@ -46,7 +46,6 @@ class ModelNeeds:
     memory: float
     """Host memory, `shared` included."""
     shared: float
-    """Files in /dev/shm."""
     download: float
     """Files of the model; 0 if the pod downloads none."""
 

@@ -76,25 +76,19 @@ class Workload:
     drain_s: int
     """Time to finish work after SIGTERM, without the margin for writing and exiting."""
     threads: int | None
-    """Value of OMP_NUM_THREADS; None sets none."""
     gpus: int
     """GPUs of the container; 0 leaves them to the user's template."""
     gpus_by_default: int
     """GPUs of a container that asks for no device otherwise."""
     needs: ModelNeeds | None
-    """What the model needs; None if its size is not known."""
     affinity: Manifest
-    """Which pods it likes to be near to; empty for none."""
     variables: Sequence[Manifest]
-    """More environment variables, before those of the user's template."""
     environment_secret: str | None
-    """Secret whose keys become environment variables; None for none."""
     mounts: Sequence[Manifest]
     volumes: Sequence[Manifest]
     shares_memory: bool
     """Whether processes of the container exchange tensors, or files of weights, in /dev/shm."""
     template: Mapping[str, Any]
-    """The user's part of the pod template."""
 
     @property
     def place(self) -> str:
