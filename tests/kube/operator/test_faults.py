@@ -6,7 +6,7 @@ On the fake server only: a real one does not fail by script.
 import pytest
 
 from tests.fakes.kubernetes.faults import Effect, Fault, broken, overloaded, stale, unavailable
-from tests.fixtures.operator.operator import ON_THE_FAKE, RUN, operator_fixture
+from tests.fixtures.operator.operator import ON_THE_FAKE, operator_fixture
 
 CALLS = [
     ("get", "configmaps"),
@@ -45,21 +45,6 @@ async def test_a_refused_call_is_trouble_and_made_again(operator, error, verb, r
         await undisturbed.create()
         await undisturbed.settle_with_progress()
         assert await operator.objects() == await undisturbed.objects()
-
-
-async def test_a_server_that_asks_for_time_gets_it(operator):
-    operator.server.faults.add(Fault(error=overloaded(17), verb="patch", resource="services"))
-    outcome = await operator.reconcile()
-    assert outcome.retry_after_s == 17
-
-
-async def test_a_child_that_is_refused_is_a_condition_of_the_run(operator):
-    fault = Fault(error=broken(), verb="patch", resource="statefulsets", times=None)
-    operator.server.faults.add(fault)
-    await operator.reconcile()
-    conditions = (await operator.client.get(RUN))["status"]["conditions"]
-    (ready,) = [each for each in conditions if each["type"] == "Ready"]
-    assert (ready["status"], ready["reason"]) == ("False", "ApplyFailed")
 
 
 async def test_a_lost_event_is_no_trouble(operator):

@@ -2,7 +2,6 @@
 
 import asyncio
 import dataclasses
-import logging
 from dataclasses import replace
 
 import pytest
@@ -22,7 +21,6 @@ from tests.fixtures.operator.operator import (
     signals,
     whole_operator,
 )
-from vcpo.wire.phase import RunPhase
 from vcpo_operator.reconcile.memory import REFUSED_S
 
 
@@ -43,20 +41,6 @@ async def test_a_learner_that_is_evicted_says_who_evicts_it_and_its_run_does_not
     told_of = {each["reason"]: each["type"] for each in await operator.events()}
     assert told_of["PreemptionByScheduler"] == "Normal"
     assert (await operator.condition("Failed"))[0] == "False"
-
-
-async def test_a_learner_s_pod_that_no_kubelet_ends_has_lost_its_node(operator):
-    await operator.create(learner={"drainSeconds": 1})
-    await operator.settle()
-    await operator.schedule("demo-learner-0")
-    await operator.client.delete(f"{PODS}/demo-learner-0")
-    operator.now_s += 3600.0
-    await operator.settle()
-    _, reason, message = await operator.condition("LearnerReady")
-    assert reason == "NodeLost"
-    assert message.startswith("pod demo-learner-0: its node node-0 does not answer")
-    told_of = {each["reason"]: each["type"] for each in await operator.events()}
-    assert told_of["NodeLost"] == "Warning"
 
 
 PATIENCE_S = 30.0
@@ -103,7 +87,6 @@ async def test_a_change_after_a_forgotten_history_is_seen(operator):
 
 NUM_ROUNDS = 20
 GROUP = {"name": "main", "minReplicas": 1, "maxReplicas": 4}
-REASON = "the ESS ratio is 25.0% of the on-policy ratio"
 
 
 async def test_a_run_that_does_not_change_costs_no_write(operator):
@@ -115,33 +98,6 @@ async def test_a_run_that_does_not_change_costs_no_write(operator):
         operator.now_s += 36.0
         await operator.reconcile()
     assert await operator.backend.revision() == before
-
-
-async def test_learner_log_and_status_have_the_reason_of_a_throttle(operator, caplog):
-    caplog.set_level(logging.INFO, logger="vcpo_operator")
-    await operator.create(algorithm={"maxPolicyLagSteps": 8}, control={"essFloorRatio": 0.5})
-    await operator.settle()
-    operator.connections.signals = signals(ess_ratio_mean=0.2)
-    await operator.reconcile()
-    assert operator.connections.throttles == [4]
-    assert operator.connections.reasons == [REASON]
-    logged = [record.getMessage() for record in caplog.records]
-    assert any("Throttle" in line and REASON in line for line in logged)
-    status = (await operator.run())["status"]
-    decision = status["lastDecision"]
-    assert {name: decision[name] for name in ("kind", "from", "to", "reason")} == {
-        "kind": "Throttled",
-        "from": 8,
-        "to": 4,
-        "reason": REASON,
-    }
-    assert status["admissionLagSteps"] == 4
-    # A learner that restarted gets the limit in force with its reason, also from a new operator.
-    operator.restart_operator()
-    operator.connections.signals = signals(ess_ratio_mean=None, step=0)
-    await operator.reconcile()
-    assert operator.connections.throttles == [4, 4]
-    assert operator.connections.reasons == [REASON, REASON]
 
 
 SIGNALS_MAX_AGE_S = 60
@@ -161,18 +117,6 @@ async def condition(operator, kind):
 async def events_of_the_run(operator):
     """Names of the events about the run."""
     return {each["metadata"]["name"] for each in await operator.events()}
-
-
-async def test_a_fresh_operator_that_has_not_reached_the_learner_yet_changes_no_condition(operator):
-    await train(operator)
-    before, told = (await operator.run())["status"]["conditions"], await events_of_the_run(operator)
-    operator.restart_operator()
-    operator.connections.signals = None
-    for _ in range(4):
-        await operator.reconcile()
-        operator.now_s += SIGNALS_MAX_AGE_S / 4
-    assert (await operator.run())["status"]["conditions"] == before
-    assert await events_of_the_run(operator) == told
 
 
 FAILING = {"failures_in_a_row": 1000, "generation_failure": "It has no tokenizer."}
@@ -239,16 +183,6 @@ async def test_an_upgraded_operator_replaces_no_pod_scales_them_and_says_what_wa
     await operator.settle()
     assert before < await uids(operator)
     assert await images(operator) == {"learner:1", "rollout:1"}
-
-
-async def test_a_rolled_back_upgrade_leaves_nothing_that_waits(operator):
-    await operator.train()
-    before = await uids(operator)
-    for defaults in (UPGRADED, DEFAULTS):
-        operator.restart_operator(defaults)
-        await operator.settle()
-    assert await uids(operator) == before
-    assert (await operator.condition("UpToDate"))[:2] == ("True", "Current")
 
 
 CONFIG_MAPS = "/api/v1/namespaces/default/configmaps"
@@ -368,20 +302,6 @@ async def at_work(operator):
     return learner["spec"]["replicas"], await operator.replicas()
 
 
-async def test_a_suspended_run_keeps_its_workers_until_nothing_is_in_flight(operator):
-    await operator.train(learner={"drainSeconds": DRAIN_S})
-    operator.connections.in_flight_after_drain = 3
-    await operator.edit(suspend=True)
-    outcome = await operator.settle()
-    assert operator.connections.drains == ["the run is suspended"]
-    assert await at_work(operator) == (1, 1)
-    assert outcome.requeue_after_s == 1.0
-    deliver(operator)
-    await operator.settle()
-    assert await at_work(operator) == (0, 0)
-    assert "drainTime" not in (await operator.run())["status"]
-
-
 @ON_THE_FAKE
 async def test_a_run_that_is_deleted_is_drained_once_while_it_is_still_there(operator):
     await operator.train()
@@ -450,40 +370,6 @@ async def test_a_run_whose_learner_crashes_frees_all_and_keeps_its_last_lines(op
         "message": LAST_LINES,
         "finishedTime": "2026-11-20T10:00:05Z",
     }
-
-
-async def test_time_in_a_queue_is_no_part_of_the_start(operator):
-    gates = {"template": {"spec": {"schedulingGates": [{"name": "queue.test.dev/waits"}]}}}
-    await operator.create(startupDeadlineSeconds=60, learner=gates)
-    await operator.settle()
-    operator.now_s += 3600.0
-    await operator.settle()
-    assert (await operator.condition("Failed"))[0] == "False"
-    await operator.client.merge_patch(f"{PODS}/demo-learner-0", {"spec": {"schedulingGates": []}})
-    for pod in await operator.pods():
-        await operator.schedule(pod)
-    await operator.settle()
-    operator.now_s += 59.0
-    await operator.settle()
-    assert (await operator.condition("Failed"))[0] == "False"
-    operator.now_s += 2.0
-    await operator.settle()
-    assert (await operator.condition("Failed"))[:2] == ("True", "StartupDeadlineExceeded")
-
-
-async def test_an_edit_of_a_failed_run_tries_it_again_with_a_fresh_learner(operator):
-    await operator.create()
-    await operator.settle()
-    operator.connections.signals = replace(signals(RunPhase.FAILED), failure="It gave up.")
-    await operator.settle()
-    assert await operator.condition("Failed") == ("True", "LearnerFailed", "It gave up.")
-    await operator.edit(steps=20)
-    # The signals are not fresh until the new learner answers.
-    operator.connections.signals = operator.connections.signals.at_age(1.0)
-    operator.now_s += 1.0
-    await operator.settle()
-    assert "demo-learner-0" in await operator.pods()
-    assert (await operator.condition("Failed"))[:2] == ("False", "NotFailed")
 
 
 @ON_THE_FAKE

@@ -50,12 +50,6 @@ async def restart_events(operator):
     return [event["message"] for event in events if event["reason"] == "RanksRestarted"]
 
 
-async def test_pods_that_have_met_are_a_group(operator):
-    learner = (await operator.run())["status"]["learner"]
-    assert set(learner["group"]) == set((await learner_pods(operator)).values())
-    assert learner["pods"] == "2/2"
-
-
 @pytest.mark.parametrize("restarts_operator", [False, True])
 async def test_one_that_ends_is_named_and_all_start_anew_as_one_restart(
     operator, restarts_operator
@@ -82,16 +76,3 @@ async def test_one_that_ends_is_named_and_all_start_anew_as_one_restart(
     await operator.settle()
     assert await learner_pods(operator) == after
     assert set((await operator.run())["status"]["learner"]["group"]) == set(after.values())
-
-
-async def test_one_that_is_deleted_takes_the_other_with_it(operator):
-    before = await learner_pods(operator)
-    await operator.client.delete(f"{PODS}/demo-learner-1")
-    await operator.settle()
-    after = await learner_pods(operator)
-    assert after.keys() == before.keys()
-    assert not set(after.values()) & set(before.values())
-    assert (await operator.run())["status"]["learner"]["restarts"] == 0
-    assert await restart_events(operator) == [
-        "A pod of the learner is gone. All ranks start again together, from the last checkpoint."
-    ]

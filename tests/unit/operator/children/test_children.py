@@ -13,7 +13,6 @@ from tests.fixtures.chart.monitor_schemas import validate_monitor
 from tests.fixtures.operator.runs import (
     DEFAULTS,
     KEY,
-    UID,
     document,
     parent,
     template_digest,
@@ -110,25 +109,6 @@ def test_no_pod_holds_a_token_of_the_api_server():
     assert family["ServiceAccount demo-workload"].manifest["automountServiceAccountToken"] is False
     for name in ("StatefulSet demo-learner", "Deployment demo-rollout-main"):
         assert pod_spec(family[name])["automountServiceAccountToken"] is False
-
-
-def test_the_learner_is_started_to_resume_and_to_linger():
-    (container,) = pod_spec(build()["StatefulSet demo-learner"])["containers"]
-    assert container["command"] == [
-        "python",
-        "-m",
-        "vcpo_learner",
-        "/etc/vcpo/run.yaml",
-        "--run-dir=/var/lib/vcpo",
-        "--listen=0.0.0.0:7600",
-        "--metrics-listen=0.0.0.0:7601",
-        "--weights-listen=0.0.0.0:7620",
-        "--resume",
-        "--tls=/etc/vcpo-tls",
-        "--health-listen=0.0.0.0:7602",
-        "--drain-seconds=120",
-        "--linger-seconds=86400",
-    ]
 
 
 def variables_of(container: dict[str, Any]) -> dict[str, Any]:
@@ -313,17 +293,6 @@ def test_a_pod_that_answers_is_known_to_within_seconds_and_may_take_an_hour_to_s
     probe = container["startupProbe"]
     assert probe["periodSeconds"] == 2
     assert probe["periodSeconds"] * probe["failureThreshold"] == 3600
-
-
-def test_a_run_writes_to_a_folder_of_its_own_on_a_claim_that_may_be_older():
-    (container,) = pod_spec(build()["StatefulSet demo-learner"])["containers"]
-    mounts = {mount["name"]: mount for mount in container["volumeMounts"]}
-    assert mounts["run"] == {"name": "run", "mountPath": "/var/lib/vcpo", "subPath": UID}
-
-
-def test_the_learner_is_found_before_it_is_ready():
-    service = build()["Service demo-learner"].manifest["spec"]
-    assert (service["clusterIP"], service["publishNotReadyAddresses"]) == ("None", True)
 
 
 def test_a_template_cannot_take_our_labels_away():

@@ -69,9 +69,9 @@ def test_a_pod_is_ready_by_its_condition():
 
 
 def test_a_pod_with_a_date_of_deletion_is_leaving():
-    found = parse_pod(body(metadata={"deletionTimestamp": "2026-01-01T00:00:00Z"}))
+    found = parse_pod(body(metadata={"deletionTimestamp": "1970-01-01T00:01:00Z"}))
     assert found is not None
-    assert found.terminating
+    assert (found.terminating, found.termination_deadline_s) == (True, 60.0)
 
 
 def test_restarts_of_all_containers_count():

@@ -11,7 +11,6 @@ import pytest
 
 from tests.fixtures.operator.definition import run_definition
 from tests.fixtures.operator.operator import (
-    DEFAULTS,
     DEFINITIONS,
     KEY,
     RUN,
@@ -207,17 +206,6 @@ async def test_a_run_gets_its_children_and_says_that_it_starts(operator: Operato
     await operator.settle()
     assert set(await operator.objects()) == MADE
     assert (await operator.condition("Ready"))[:2] == ("False", "Initializing")
-
-
-async def test_a_run_that_asks_for_a_second_monitor_of_its_pods_is_told_why_it_has_none(
-    operator: OperatorFixture,
-):
-    operator.restart_operator(replace(DEFAULTS, shared_pod_monitor=True))
-    await operator.create(pods={"podMonitor": True})
-    await operator.settle()
-    assert "podmonitors" not in {each.resource for each in operator.server.recorder.writes()}
-    status, _, message = await operator.condition("Accepted")
-    assert (status, "`pods.podMonitor`" in message) == ("True", True)
 
 
 async def test_the_end_of_an_earlier_run_of_the_same_name_does_not_end_this_one(
