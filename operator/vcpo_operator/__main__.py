@@ -75,7 +75,7 @@ def operator_defaults(arguments: argparse.Namespace) -> OperatorDefaults:
         gpu_resource_name=arguments.gpu_resource_name,
         image_pull_secrets=_split_names(arguments.image_pull_secrets),
         listen_address=arguments.pods_listen,
-        pod_environment=pod_environment(arguments),
+        pod_environment={logs.FORM_VARIABLE: arguments.log_format},
     )
 
 
@@ -87,11 +87,6 @@ def _options(arguments: argparse.Namespace) -> Options:
         prometheus_url=arguments.prometheus_url or None,
         workers=arguments.workers,
     )
-
-
-def pod_environment(arguments: argparse.Namespace) -> dict[str, str]:
-    """Return the environment variables that all pods of runs get."""
-    return {logs.FORM_VARIABLE: arguments.log_format}
 
 
 def _split_names(names: str) -> list[str]:

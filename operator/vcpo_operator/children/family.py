@@ -162,9 +162,6 @@ def _headless(
     return build_child(Kind.SERVICE, parent, name, body, role=Role.LEARNER)
 
 
-_INTERVAL = "15s"
-
-
 def pod_monitor(parent: Parent, defaults: OperatorDefaults) -> Child | None:
     """Build the PodMonitor; None unless the run asks for it, or if the chart's selects its pods.
 
@@ -177,7 +174,7 @@ def pod_monitor(parent: Parent, defaults: OperatorDefaults) -> Child | None:
             "jobLabel": "app.kubernetes.io/name",
             "selector": {"matchLabels": selector(parent.name)},
             "podTargetLabels": [RUN_LABEL, ROLE_LABEL, GROUP_LABEL],
-            "podMetricsEndpoints": [{"port": "metrics", "interval": _INTERVAL}],
+            "podMetricsEndpoints": [{"port": "metrics", "interval": "15s"}],
         }
     }
     return build_child(Kind.POD_MONITOR, parent, parent.name, body)

@@ -5,7 +5,7 @@ On the fake server only: a real one does not fail by script.
 
 import pytest
 
-from tests.fakes.kubernetes.faults import Effect, Fault, broken, overloaded, stale, unavailable
+from tests.fakes.kubernetes.faults import Fault, broken, overloaded, stale, unavailable
 from tests.fixtures.operator.operator import ON_THE_FAKE, operator_fixture
 
 CALLS = [
@@ -52,8 +52,3 @@ async def test_a_lost_event_is_no_trouble(operator):
     await operator.settle()
     await operator.edit(suspend=True)
     assert not (await operator.reconcile()).error
-
-
-async def test_a_server_that_does_not_answer_is_trouble_in_bounded_time(operator):
-    operator.server.faults.add(Fault(effect=Effect.DROP, verb="patch", times=None))
-    assert "no answer" in (await operator.reconcile()).error

@@ -10,7 +10,6 @@ from tests.fakes.kubernetes.errors import forbidden
 from tests.fakes.kubernetes.faults import Effect, Fault, broken
 from tests.fixtures.operator.operator import (
     DEFAULTS,
-    DEPLOYMENT,
     LAST_LINES,
     ON_THE_FAKE,
     PODS,
@@ -213,20 +212,6 @@ async def test_a_template_that_the_server_refuses_is_not_accepted_and_warned_of_
     await operator.settle()
     told = [each["message"] for each in await operator.events() if each["reason"] == reason]
     assert told == [f"Accepted: {message}"]
-
-
-async def test_what_runs_goes_on_beside_a_template_that_is_refused_until_it_is_put_right(operator):
-    await operator.create()
-    await operator.settle()
-    old = (await operator.client.get(DEPLOYMENT))["spec"]["template"]
-    await operator.edit(rollouts=[group([MOUNT])])
-    outcome = await operator.reconcile()
-    assert not outcome.error
-    assert (await operator.client.get(DEPLOYMENT))["spec"]["template"] == old
-    assert await operator.pods()
-    await operator.edit(rollouts=[group([])])
-    await operator.settle()
-    assert (await operator.condition("Accepted"))[:2] == ("True", "Accepted")
 
 
 @ON_THE_FAKE

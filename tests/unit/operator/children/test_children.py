@@ -17,6 +17,7 @@ from tests.fixtures.operator.runs import (
     parent,
     template_digest,
 )
+from tests.unit.chart.pod_security import violations
 from vcpo.api import parse_run
 from vcpo_operator.children import Child, Kind, build_children
 from vcpo_operator.children.pod_template.template import moving_images
@@ -87,21 +88,7 @@ def test_kubernetes_knows_every_field_of_every_child(spec: dict[str, Any], versi
 
 @pytest.mark.parametrize("name", ["StatefulSet demo-learner", "Deployment demo-rollout-main"])
 def test_pods_pass_the_restricted_standard(name: str):
-    spec = pod_spec(build()[name])
-    (container,) = spec["containers"]
-    assert spec["securityContext"]["runAsNonRoot"] is True
-    assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-    assert container["securityContext"] == {
-        "allowPrivilegeEscalation": False,
-        "readOnlyRootFilesystem": True,
-        "capabilities": {"drop": ["ALL"]},
-    }
-    assert {kind for volume in spec["volumes"] for kind in volume if kind != "name"} <= {
-        "configMap",
-        "emptyDir",
-        "persistentVolumeClaim",
-        "secret",
-    }
+    assert violations(pod_spec(build()[name])) == []
 
 
 def test_no_pod_holds_a_token_of_the_api_server():
@@ -227,13 +214,6 @@ def test_a_worker_whose_engine_splits_the_model_has_the_gpus_and_the_memory_to_e
     assert ("/dev/shm" in mounts) is (gpus == 2)
 
 
-def test_gpus_of_a_replica_are_the_limit_of_its_container_and_its_memory_has_none():
-    assert learner_container(**TWO_PODS_OF_FOUR)["resources"] == {
-        "requests": {"cpu": "12", "memory": "32Gi"},
-        "limits": {"nvidia.com/gpu": 4},
-    }
-
-
 @pytest.mark.parametrize(
     ("spec", "mode"),
     [
@@ -260,18 +240,6 @@ def test_a_worker_knows_its_learner_its_group_and_its_own_name():
     assert {"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}} in (
         container["env"]
     )
-
-
-@pytest.mark.parametrize("pods", ["StatefulSet demo-learner", "Deployment demo-rollout-main"])
-def test_every_pod_gets_the_variables_of_the_operator_and_knows_its_namespace(pods):
-    defaults = replace(DEFAULTS, pod_environment={"VCPO_LOG_FORMAT": "json"})
-    made = {f"{each.kind.kind} {each.name}": each for each in build_children(parent(), defaults)}
-    (container,) = pod_spec(made[pods])["containers"]
-    assert {"name": "VCPO_LOG_FORMAT", "value": "json"} in container["env"]
-    assert {
-        "name": "POD_NAMESPACE",
-        "valueFrom": {"fieldRef": {"fieldPath": "metadata.namespace"}},
-    } in container["env"]
 
 
 def test_the_keys_of_the_tracking_secret_are_variables_of_the_learner_alone():
@@ -461,6 +429,7 @@ def test_the_operators_environment_reaches_every_pod_and_a_template_may_change_i
         if each.kind in {Kind.STATEFUL_SET, Kind.DEPLOYMENT}
         and (containers := pod_spec(each)["containers"])
     }
+    assert all("POD_NAMESPACE" in env for env in values.values())
     assert {name: env["VCPO_EXAMPLE"] for name, env in values.items()} == {
         "demo-learner": "all",
         "demo-rollout-main": "mine",

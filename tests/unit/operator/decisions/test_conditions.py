@@ -74,12 +74,6 @@ def test_a_departure_from_the_spec_is_said_where_the_spec_is_accepted():
     assert accepted.message == "The spec is valid. The run gets no PodMonitor."
 
 
-def test_ready_pods_make_ready_parts():
-    conditions = conditions_for(LEARNER, WORKER)
-    assert brief(conditions["LearnerReady"]) == ("True", "PodReady")
-    assert brief(conditions["RolloutsReady"]) == ("True", "MinimumAvailable")
-
-
 def test_a_learner_whose_log_was_damaged_says_how_much_is_lost_and_does_not_forget_it():
     lost = conditions_for(LEARNER, WORKER, signals=signals(lost_changes=154))["LearnerReady"]
     assert brief(lost) == ("True", "LogDamaged")
@@ -204,21 +198,16 @@ def test_a_nearly_solved_task_is_without_an_update_until_updates_are_the_rule_ag
     assert told == ["NoUpdate"] * 5 + ["Training"]
 
 
-def test_a_failure_to_reach_a_learner_counts_once_it_has_been_ready_for_a_moment():
-    silence = Cause(reason="Unreachable", message="no answer")
+@pytest.mark.parametrize(("now_s", "is_told"), [(114.0, False), (115.0, True)])
+def test_a_failure_to_reach_a_learner_counts_once_it_has_been_ready_for_a_moment(now_s, is_told):
     limits = ControlLimits.of(make_run().spec)
     decision, _ = decide(limits, ControlState.start(limits, now_s=0.0), None, 1.0)
-    told = {}
-    for now_s in (100.0, 114.0, 115.0):
-        ready = ConditionState(type="LearnerReady", status="True", reason="PodReady", message="")
-        conditions = merge_conditions([ready], RunStatus(), generation=1, now_s=100.0)
-        before = RunStatus(conditions=conditions)
-        for known in (RunStatus(), before):
-            found = conditions_for(
-                LEARNER, decision=decision, silence=silence, before=known, now_s=now_s
-            )["SignalsFresh"]
-            told[now_s, known is before] = found.reason == "Unreachable"
-    assert [key for key, is_told in told.items() if is_told] == [(115.0, True)]
+    ready = conditions_for(LEARNER)["LearnerReady"]
+    before = RunStatus(conditions=merge_conditions([ready], RunStatus(), generation=1, now_s=100.0))
+    known = {"decision": decision, "silence": Cause(reason="Unreachable", message="no answer")}
+    found = conditions_for(LEARNER, **known, before=before, now_s=now_s)["SignalsFresh"]
+    assert (found.reason == "Unreachable") is is_told
+    assert conditions_for(LEARNER, **known, now_s=now_s)["SignalsFresh"].reason == "Missing"
 
 
 @pytest.mark.parametrize(

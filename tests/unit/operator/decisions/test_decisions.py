@@ -368,14 +368,6 @@ def verdict_of(
     return verdict.phase, verdict.reason
 
 
-def test_a_run_runs():
-    assert verdict_of(started_status(), START_S + 20, signals()) == (LifecyclePhase.RUN, "")
-
-
-def test_a_suspended_run_rests():
-    assert verdict_of(started_status(), START_S, suspend=True)[0] is LifecyclePhase.SUSPEND
-
-
 def test_a_learner_that_is_done_completes_the_run():
     done = signals(phase=RunPhase.COMPLETE)
     assert verdict_of(started_status(), START_S, done) == (LifecyclePhase.COMPLETE, "Succeeded")

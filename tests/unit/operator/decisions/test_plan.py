@@ -145,10 +145,6 @@ def test_what_was_never_seen_is_applied_without_force():
     assert not actions[0].force
 
 
-def test_a_settled_run_needs_nothing():
-    assert plan_names(desired_for(), settled_cluster(desired_for())) == []
-
-
 def test_a_child_that_was_deleted_is_made_again():
     cluster = settled_cluster(desired_for())
     cluster._delete(Kind.SERVICE, "demo-learner")

@@ -61,31 +61,26 @@ def test_a_statefulset_settles_when_its_controller_has_seen_it():
     assert parse_learner(body(**{**new, "status": {"observedGeneration": 2}})).is_up_to_date
 
 
-def test_a_pod_is_ready_by_its_condition():
-    ready = {"conditions": [{"type": "Ready", "status": "True"}]}
-    found = parse_pod(body(status=ready))
-    assert found is not None
-    assert (found.ready, found.terminating, found.group) == (True, False, "main")
+LEAVING = {"metadata": {"deletionTimestamp": "1970-01-01T00:01:00Z"}}
+COST = {"controller.kubernetes.io/pod-deletion-cost": "high"}
+STATUSES = [{"name": "a", "restartCount": 2}, {"name": "b", "restartCount": 1}]
 
 
-def test_a_pod_with_a_date_of_deletion_is_leaving():
-    found = parse_pod(body(metadata={"deletionTimestamp": "1970-01-01T00:01:00Z"}))
-    assert found is not None
-    assert (found.terminating, found.termination_deadline_s) == (True, 60.0)
-
-
-def test_restarts_of_all_containers_count():
-    statuses = [{"name": "a", "restartCount": 2}, {"name": "b", "restartCount": 1}]
-    found = parse_pod(body(status={"containerStatuses": statuses}))
-    assert found is not None
-    assert found.restarts == 3
-
-
-def test_a_cost_that_is_no_number_is_none():
-    annotations = {"controller.kubernetes.io/pod-deletion-cost": "high"}
-    found = parse_pod(body(metadata={"annotations": annotations}))
-    assert found is not None
-    assert found.deletion_cost is None
+@pytest.mark.parametrize(
+    ("parts", "field", "value"),
+    [
+        ({"status": {"conditions": [{"type": "Ready", "status": "True"}]}}, "ready", True),
+        ({}, "terminating", False),
+        (LEAVING, "terminating", True),
+        (LEAVING, "termination_deadline_s", 60.0),
+        ({"status": {"containerStatuses": STATUSES}}, "restarts", 3),
+        ({"metadata": {"annotations": COST}}, "deletion_cost", None),
+    ],
+)
+def test_a_pod_is_read_with_the_restarts_of_all_containers_and_no_cost_that_is_no_number(
+    parts: dict[str, Any], field: str, value: object
+):
+    assert getattr(parse_pod(body(**parts)), field) == value
 
 
 def test_a_pod_of_an_unknown_role_is_not_ours():
@@ -128,6 +123,12 @@ def waiting_container(reason: str, message: str = "") -> dict[str, Any]:
     return {"name": "c", "ready": False, "state": state}
 
 
+def cause_of(body: dict[str, Any]) -> Cause:
+    cause = pod_cause(body)
+    assert cause is not None
+    return cause
+
+
 def test_a_pod_that_works_has_no_cause():
     assert pod_cause(pod({"name": "c", "ready": True, "state": {"running": {}}})) is None
 
@@ -145,7 +146,7 @@ def test_a_pod_that_is_being_made_has_no_cause():
     ],
 )
 def test_an_attempt_and_the_wait_for_the_next_one_are_one_cause(reason: str, folded: str):
-    cause = pod_cause(pod(waiting_container(reason, "no such file")))
+    cause = cause_of(pod(waiting_container(reason, "no such file")))
     assert cause == Cause(reason=folded, message="pod p, container c: no such file")
 
 
@@ -165,8 +166,7 @@ LINE = '{"time": "2026-11-28T10:00:00.000Z", "level": "%s", "message": "%s"}\n'
 def test_what_a_process_said_without_an_error_is_not_the_cause_of_its_end(code, tail, told):
     crashed = waiting_container("CrashLoopBackOff")
     crashed["lastState"] = {"terminated": {"exitCode": code, "message": tail}}
-    cause = pod_cause(pod(crashed))
-    assert cause is not None
+    cause = cause_of(pod(crashed))
     assert told in cause.message
     assert not {"StepSkipped", "step 3", "INFO", '"'} & set(cause.message.split())
     end = container_end(pod(crashed), "c")
@@ -184,16 +184,14 @@ def test_what_a_process_said_without_an_error_is_not_the_cause_of_its_end(code, 
 def test_a_crash_shows_its_exit_code_and_cause(last_lines: str, told: str):
     crashed = waiting_container("CrashLoopBackOff", "back-off 10s")
     crashed["lastState"] = {"terminated": {"exitCode": 2, "message": last_lines}}
-    cause = pod_cause(pod(crashed))
-    assert cause is not None
+    cause = cause_of(pod(crashed))
     assert cause.message == f"pod p, container c: ended with exit code 2: {told}"
 
 
 def test_out_of_memory_is_named_before_the_crash_loop_that_it_causes():
     crashed = waiting_container("CrashLoopBackOff")
     crashed["lastState"] = {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}
-    cause = pod_cause(pod(crashed))
-    assert cause is not None
+    cause = cause_of(pod(crashed))
     assert cause.reason == "OOMKilled"
 
 
@@ -214,9 +212,8 @@ def test_a_pod_that_fits_nowhere_says_why():
         "reason": "Unschedulable",
         "message": "0/3 nodes have a GPU",
     }
-    cause = pod_cause(pod(conditions=[condition]))
-    assert cause is not None
-    assert (cause.reason, cause.message) == ("Unschedulable", "pod p: 0/3 nodes have a GPU")
+    expected = Cause(reason="Unschedulable", message="pod p: 0/3 nodes have a GPU")
+    assert pod_cause(pod(conditions=[condition])) == expected
 
 
 def test_credentials_in_an_address_are_not_shown():
@@ -235,8 +232,7 @@ def running_pod(ready: str, reason: str = "", *, container_ready: bool = True) -
 
 
 def test_a_pod_called_unready_while_its_containers_are_ready_has_lost_its_node():
-    cause = pod_cause(running_pod("False"))
-    assert cause is not None
+    cause = cause_of(running_pod("False"))
     assert cause.reason == "NodeLost"
     assert cause.message.startswith("pod p: its node node-7 does not answer")
 
@@ -259,16 +255,14 @@ def test_a_pod_of_which_its_kubelet_speaks_has_a_node(body: dict[str, Any]):
     "status", [{"phase": "Unknown"}, {"phase": "Running", "reason": "NodeLost"}]
 )
 def test_a_pod_that_is_said_to_be_lost_is_lost(status: dict[str, Any]):
-    cause = pod_cause({"metadata": {"name": "p"}, "status": status})
-    assert cause is not None
+    cause = cause_of({"metadata": {"name": "p"}, "status": status})
     assert cause.reason == "NodeLost"
 
 
 def test_a_pod_that_its_node_put_out_says_why():
     put_out = {"phase": "Failed", "reason": "Evicted", "message": "The node was low on memory."}
-    cause = pod_cause({"metadata": {"name": "p"}, "status": put_out})
-    assert cause is not None
-    assert (cause.reason, cause.message) == ("Evicted", "pod p: The node was low on memory.")
+    expected = Cause(reason="Evicted", message="pod p: The node was low on memory.")
+    assert pod_cause({"metadata": {"name": "p"}, "status": put_out}) == expected
 
 
 def test_a_volume_that_the_pods_group_may_not_write_is_told_with_its_cure():
@@ -280,8 +274,7 @@ def test_a_volume_that_the_pods_group_may_not_write_is_told_with_its_cure():
         "lastState": {"terminated": ended},
     }
     body = {"metadata": {"name": "p"}, "status": {"containerStatuses": [container]}}
-    cause = pod_cause(body)
-    assert cause is not None
+    cause = cause_of(body)
     assert "fsGroup" in cause.message
     assert "user and group 65532" in cause.message
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from typing import Any
 
 import grpc
 import pytest
@@ -60,6 +61,9 @@ class ConnectionsFixture:
     lines: LearnerConnections
     now_s: float = 100.0
 
+    async def ask(self, period_s: float = 2.0) -> Any:
+        return await self.lines.fetch_signals(KEY, period_s=period_s)
+
 
 @pytest.fixture(name="fixture")
 async def connections_fixture() -> AsyncIterator[ConnectionsFixture]:
@@ -75,29 +79,21 @@ async def connections_fixture() -> AsyncIterator[ConnectionsFixture]:
     await server.stop(0)
 
 
-async def test_an_answer_is_of_this_moment(fixture: ConnectionsFixture):
-    signals = await fixture.lines.fetch_signals(KEY, period_s=2.0)
-    assert signals is not None
-    assert (signals.step, signals.age_s) == (4, 0.0)
-
-
 async def test_events_do_not_make_the_learner_answer_more_often(fixture: ConnectionsFixture):
-    await fixture.lines.fetch_signals(KEY, period_s=2.0)
+    await fixture.ask()
     fixture.now_s += 0.5
-    signals = await fixture.lines.fetch_signals(KEY, period_s=2.0)
+    signals = await fixture.ask()
     assert fixture.learner.asked == 1
-    assert signals is not None
     assert signals.age_s == 0.5
 
 
 async def test_a_learner_that_falls_silent_leaves_what_it_said_last_and_its_age(
     fixture: ConnectionsFixture,
 ):
-    await fixture.lines.fetch_signals(KEY, period_s=2.0)
+    await fixture.ask()
     await fixture.server.stop(0)
     fixture.now_s += 30.0
-    signals = await fixture.lines.fetch_signals(KEY, period_s=2.0)
-    assert signals is not None
+    signals = await fixture.ask()
     assert (signals.age_s, signals.is_silent) == (30.0, True)
 
 
@@ -105,15 +101,15 @@ async def test_a_learner_that_falls_silent_is_logged_once_with_the_cause_and_so_
     fixture: ConnectionsFixture, caplog
 ):
     caplog.set_level(logging.INFO, logger="vcpo_operator")
-    await fixture.lines.fetch_signals(KEY, period_s=0.0)
+    await fixture.ask(0.0)
     fixture.learner.failure = "no room"
     for _ in range(3):
-        await fixture.lines.fetch_signals(KEY, period_s=0.0)
+        await fixture.ask(0.0)
     expected = "ml/demo: no signals from the learner: resource exhausted: no room"
     assert [(one.levelname, one.getMessage()) for one in caplog.records] == [("WARNING", expected)]
     fixture.learner.failure = ""
     for _ in range(2):
-        await fixture.lines.fetch_signals(KEY, period_s=0.0)
+        await fixture.ask(0.0)
     assert caplog.messages[1:] == ["ml/demo: the learner answers again"]
 
 
@@ -123,10 +119,10 @@ async def test_a_learner_that_starts_is_no_warning_until_it_has_had_a_minute(
     await fixture.server.stop(0)
     for seconds in (0.0, 59.0):
         fixture.now_s = 100.0 + seconds
-        assert await fixture.lines.fetch_signals(KEY, period_s=0.0) is None
+        assert await fixture.ask(0.0) is None
     assert caplog.messages == []
     for fixture.now_s in (160.0, 162.0):
-        await fixture.lines.fetch_signals(KEY, period_s=0.0)
+        await fixture.ask(0.0)
     (message,) = caplog.messages
     assert message.startswith("ml/demo: no signals from the learner: unavailable: ")
 
@@ -134,23 +130,22 @@ async def test_a_learner_that_starts_is_no_warning_until_it_has_had_a_minute(
 async def test_without_a_period_a_learner_is_asked_at_every_reconciliation(
     fixture: ConnectionsFixture,
 ):
-    await fixture.lines.fetch_signals(KEY, period_s=2.0)
-    signals = await fixture.lines.fetch_signals(KEY, period_s=0.0)
+    await fixture.ask()
+    signals = await fixture.ask(0.0)
     assert fixture.learner.asked == 2
-    assert signals is not None
     assert signals.is_fresh
 
 
 async def test_nonsense_counts_as_silence(fixture: ConnectionsFixture):
     fixture.learner.signals = message(learner_idle_ratio=7.0)
-    assert await fixture.lines.fetch_signals(KEY, period_s=2.0) is None
+    assert await fixture.ask() is None
 
 
 async def test_a_learner_that_is_gone_is_forgotten(fixture: ConnectionsFixture):
-    await fixture.lines.fetch_signals(KEY, period_s=2.0)
+    await fixture.ask()
     await fixture.lines.disconnect(KEY)
     await fixture.server.stop(0)
-    assert await fixture.lines.fetch_signals(KEY, period_s=2.0) is None
+    assert await fixture.ask() is None
 
 
 async def test_a_limit_reaches_the_learner(fixture: ConnectionsFixture):
@@ -193,10 +188,10 @@ async def test_a_new_key_is_shown_at_once_and_a_wrong_one_is_reported_once(caplo
 async def test_a_learner_that_cannot_be_reached_has_a_cause_until_it_answers(
     fixture: ConnectionsFixture,
 ):
-    await fixture.lines.fetch_signals(KEY, period_s=0.0)
+    await fixture.ask(0.0)
     assert fixture.lines.silence(KEY) is None
     fixture.learner.failure = "no room"
-    await fixture.lines.fetch_signals(KEY, period_s=0.0)
+    await fixture.ask(0.0)
     cause = fixture.lines.silence(KEY)
     assert cause is not None
     assert "no room" in cause.message
