@@ -33,6 +33,8 @@ from typing import Any
 
 import grpc
 
+from benchmarks.harness.arguments import parser_of
+from benchmarks.harness.measures import resident_bytes
 from tests.fakes.kubelet.client import KubeClient
 from tests.fakes.kubelet.network import ClusterNetwork
 from tests.fakes.kubelet.settings import ApiAccess
@@ -69,16 +71,9 @@ class QuietLearner(control_pb2_grpc.ControlServiceServicer):
     ) -> control_pb2.Signals:
         """Return the signals of a balanced run in its middle."""
         self.questions += 1
+        ess = {"vcpo_ess_mean_ratio": 0.8, "vcpo_ess_low_ratio": 0.8}
         last = record_of_metrics(
-            {
-                "vcpo_ess_mean_ratio": 0.8,
-                "vcpo_ess_low_ratio": 0.8,
-                "vcpo_on_policy_ess_ratio": 1.0,
-            },
-            step=10,
-            ess_ratio=0.8,
-            lag_p50=1,
-            lag_max=2,
+            ess | {"vcpo_on_policy_ess_ratio": 1.0}, step=10, ess_ratio=0.8, lag_p50=1, lag_max=2
         )
         return control_pb2.Signals(
             last_step=record_to_json(last),
@@ -151,10 +146,7 @@ class MeasuredOperator:
         return sum(each.verb in WRITES for each in self._of_operator())
 
     def rss_mb(self) -> float:
-        """Return the resident memory of the operator's process."""
-        status = Path(f"/proc/{self.operator_pid}/status").read_text()
-        (line,) = [line for line in status.splitlines() if line.startswith("VmRSS")]
-        return int(line.split()[1]) / 1024
+        return resident_bytes(self.operator_pid) / 2**20
 
     async def until_quiet(self) -> float:
         """Wait until the operator sends no request for a while; return the last one's time."""
@@ -264,23 +256,17 @@ def shortfalls(figures: dict[str, Any]) -> list[str]:
     return [bar for bar, holds in bars.items() if not holds]
 
 
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.operator_scale",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--runs", type=int, default=500)
-    parser.add_argument("--poll-seconds", type=float, default=30.0, help="spec.control.pollSeconds")
-    parser.add_argument("--idle-seconds", type=float, default=75.0, help="length of the rest")
-    parser.add_argument("--changes", type=int, default=200, help="changes whose time is taken")
-    parser.add_argument("--changes-per-second", type=float, default=4.0)
-    return parser.parse_args()
-
-
 def main() -> int:
     """Measure and print."""
-    figures = asyncio.run(measure(_options()))
+    parser = parser_of(
+        __doc__,
+        runs=500,
+        poll_seconds=(30.0, "spec.control.pollSeconds"),
+        idle_seconds=(75.0, "length of the rest"),
+        changes=(200, "changes whose time is taken"),
+        changes_per_second=4.0,
+    )
+    figures = asyncio.run(measure(parser.parse_args()))
     missed = shortfalls(figures)
     for bar in missed:
         print(f"missed: {bar}")

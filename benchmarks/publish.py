@@ -24,18 +24,18 @@ import gc
 import json
 import multiprocessing
 import os
-import re
 import shutil
 import socket
 import time
-from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
+from benchmarks.harness.arguments import parser_of
+from benchmarks.harness.measures import cpu_seconds, in_digits, resident_bytes
 from benchmarks.harness.random_llama import random_llama
 from vcpo.api.learner import Learner as LearnerSection
 from vcpo.api.workloads import Precision, Weights
@@ -49,26 +49,13 @@ from vcpo_learner.ranks.sharding import local_part, place_model, whole
 from vcpo_learner.weights.store import PolicyStore, VersionFolder
 from vcpo_rollout.engines.loading_weights import tensors_of
 
-_Result = TypeVar("_Result")
 _CHANGED_SHARE = 0.01
 _TILE = 1 << 16
 _TAKEN = 5
 """Versions that the worker takes in."""
-_WORSE = (
-    "step_path_cpu_s_per_gb",
-    "beside_cpu_s_per_gb",
-    "host_bytes_per_shard_byte",
-    "apply_cpu_s_per_gb",
-)
+_PER_GB = ("step_path", "beside", "apply")
 # A child has torch imported already; its memory counts from where it begins.
 _CONTEXT = multiprocessing.get_context("fork")
-
-
-def cpu_seconds(work: Callable[[], _Result]) -> tuple[float, _Result]:
-    """Return the CPU seconds of this process for a call, and its result."""
-    started_s = time.process_time()
-    result = work()
-    return time.process_time() - started_s, result
 
 
 class HostMemory:
@@ -76,16 +63,10 @@ class HostMemory:
 
     def __init__(self) -> None:
         Path("/proc/self/clear_refs").write_text("5")  # forgets the highest so far
-        self._held_bytes = _status_bytes("VmRSS")
+        self._held_bytes = resident_bytes()
 
     def peak_bytes(self) -> int:
-        return _status_bytes("VmHWM") - self._held_bytes
-
-
-def _status_bytes(name: str) -> int:
-    found = re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    assert found is not None, f"/proc/self/status has no {name}"
-    return 1024 * int(found.group(1))
+        return resident_bytes(name="VmHWM") - self._held_bytes
 
 
 class Learner:
@@ -184,6 +165,7 @@ def measure(ranks: Ranks, options: argparse.Namespace) -> dict[str, Any]:
         worker.take(newest)
     learner.close()
     held, begins = tensors_of(worker.payload), learner.published.first_rows
+    rows = {name: (begins[name], len(each)) for name, each in held.items()}
     return {
         "gigabytes": len(worker.payload) / 1e9,
         "step_path_s": median(one for one, _ in learner.times_s[1:]),
@@ -193,12 +175,12 @@ def measure(ranks: Ranks, options: argparse.Namespace) -> dict[str, Any]:
         "host_bytes_per_shard_byte": host_bytes / learner.shard_bytes,
         "is_equal": all(
             torch.equal(
-                each.view(torch.int16),
-                rounded[name][begins[name] : begins[name] + len(each)].view(torch.int16),
+                held[name].view(torch.int16),
+                rounded[name][begin : begin + count].view(torch.int16),
             )
-            for name, each in held.items()
+            for name, (begin, count) in rows.items()
         ),
-        "rows": {name: (begins[name], len(each)) for name, each in held.items()},
+        "rows": rows,
         "all_rows": {name: len(each) for name, each in rounded.items()},
     }
 
@@ -220,7 +202,7 @@ def figures_of(shards: list[dict[str, Any]]) -> dict[str, Any]:
         "gigabytes": gigabytes,
         **{
             f"{name}_cpu_s_per_gb": sum(each[f"{name}_s"] for each in shards) / gigabytes
-            for name in ("step_path", "beside", "apply")
+            for name in _PER_GB
         },
         "host_bytes_per_shard_byte": max(each["host_bytes_per_shard_byte"] for each in shards),
         "delta_share": sum(each["delta_bytes"] for each in shards) / 1e9 / gigabytes,
@@ -259,27 +241,21 @@ def _run(rank: int, size: int, port: int, options: argparse.Namespace, sending: 
 
 def main() -> None:
     """Print the figures by number of ranks, and JSON at the end."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--hidden-size", type=int, default=1024, help="width of the model")
-    parser.add_argument("--layers", type=int, default=6)
-    parser.add_argument("--versions", type=int, default=20, help="published before a worker joins")
-    parser.add_argument("--ranks", type=int, nargs="*", default=[1, 2])
-    options = parser.parse_args()
+    options = parser_of(
+        __doc__,
+        hidden_size=(1024, "width of the model"),
+        layers=6,
+        versions=(20, "published before a worker joins"),
+        ranks=[1, 2],
+    ).parse_args()
     by_ranks = {}
     for size in options.ranks:
-        by_ranks[str(size)] = _rounded(on_ranks(size, options))
+        by_ranks[str(size)] = in_digits(on_ranks(size, options))
         print(json.dumps({"ranks": size, **by_ranks[str(size)]}), flush=True)
-    all_figures = list(by_ranks.values())
-    worst = {name: max(figures[name] for figures in all_figures) for name in _WORSE}
-    is_exact = all(figures["bit_exact"] for figures in all_figures)
+    worse = [*(f"{name}_cpu_s_per_gb" for name in _PER_GB), "host_bytes_per_shard_byte"]
+    worst = {name: max(each[name] for each in by_ranks.values()) for name in sorted(worse)}
+    is_exact = all(each["bit_exact"] for each in by_ranks.values())
     print(json.dumps({**worst, "bit_exact": is_exact, "by_ranks": by_ranks}))
-
-
-def _rounded(figures: dict[str, Any]) -> dict[str, Any]:
-    return {
-        name: each if isinstance(each, bool) else float(f"{each:.4g}")
-        for name, each in figures.items()
-    }
 
 
 if __name__ == "__main__":

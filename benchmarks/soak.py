@@ -26,7 +26,6 @@ Exit status 1 when a bar is missed: growth of 1.05, nobody starved, a ratio of 0
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import json
@@ -37,19 +36,23 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import TypeVar
 
 import grpc
 import torch
 from safetensors.torch import save
 
-from benchmarks.learner.ingest import make_responses
+from benchmarks.harness.arguments import parser_of
+from benchmarks.harness.made import run_spec
+from benchmarks.harness.measures import resident_bytes
+from benchmarks.learner.ingest import make_dispatcher, make_responses, work_service
 from tests.fixtures.weight_changes import prepare
-from vcpo.api import VCPORun, VCPORunSpec
+from vcpo.api import VCPORunSpec
 from vcpo.metrics import RolloutMetrics
 from vcpo.wire.deltas import chain_to
 from vcpo.wire.limits import CALL_TIMEOUT_S, CHANNEL_OPTIONS
@@ -57,14 +60,10 @@ from vcpo.wire.server import WireServer
 from vcpo.wire.trajectory import Trajectory, VersionSpan
 from vcpo.wire.v1 import control_pb2, control_pb2_grpc, policy_pb2_grpc, work_pb2, work_pb2_grpc
 from vcpo.wire.weights import delta_name, full_set_name
-from vcpo_learner.ledger.dispatcher import Dispatcher
-from vcpo_learner.ledger.ledger import TrajectoryLedger
 from vcpo_learner.ledger.redo_log import RedoLog
-from vcpo_learner.ledger.workers import WorkerRegistry
 from vcpo_learner.services.control import ControlService
-from vcpo_learner.services.work import PolicyService, ResponseBounds, WorkService
+from vcpo_learner.services.work import PolicyService
 from vcpo_learner.telemetry.signals import SignalWindow
-from vcpo_learner.troubles import Troubles
 from vcpo_learner.weights.store import PolicyStore, VersionFolder
 from vcpo_rollout.gauges import RolloutGauges
 from vcpo_rollout.transport.learner_client import HeldPolicy, LearnerClient
@@ -73,7 +72,7 @@ from vcpo_rollout.transport.weight_files import ArrivingFile, RetiredVersionErro
 _TENTHS = 10
 _BASELINE_WORKERS = 10
 _LEASE_WAIT_S, _POLL_S, _PROGRESS_S = 10.0, 2.0, 15.0
-_GROUP, _TOKENS, _VOCABULARY = 8, 64, 151_936
+_GROUP, _TOKENS = 8, 64
 _GROUPS_OF_A_WORKER = 6
 _PARAMETERS = 1 << 16
 _LEAST_S = 30.0
@@ -82,18 +81,14 @@ _GROWTH_BAR, _RATIO_BAR = 1.05, 0.8
 
 def make_spec(workers: int) -> VCPORunSpec:
     """Return a run whose lag limit lets every worker hold a group and wait for nobody."""
-    spec = {
-        "model": {"name": "none"},
-        "environment": {"name": "countdown"},
-        "steps": 1_000_000,
-        "batch": {"promptsPerStep": _GROUPS_OF_A_WORKER * workers, "trajectoriesPerPrompt": _GROUP},
-        "algorithm": {"maxPolicyLagSteps": 1},
-        "sampling": {"maxNewTokens": 2 * _TOKENS},
-        "rollouts": [
-            {"name": "main", "maxReplicas": workers, "maxConcurrentSequences": 2 * _GROUP}
-        ],
-    }
-    return VCPORun.model_validate({"metadata": {"name": "soak"}, "spec": spec}).spec
+    group = {"name": "main", "maxReplicas": workers, "maxConcurrentSequences": 2 * _GROUP}
+    prompts = _GROUPS_OF_A_WORKER * workers
+    return run_spec(
+        batch={"promptsPerStep": prompts, "trajectoriesPerPrompt": _GROUP},
+        algorithm={"maxPolicyLagSteps": 1},
+        sampling={"maxNewTokens": 2 * _TOKENS},
+        rollouts=[group],
+    )
 
 
 class Learner:
@@ -102,24 +97,7 @@ class Learner:
     def __init__(self, spec: VCPORunSpec, run_dir: Path) -> None:
         incarnation = uuid.uuid4().hex[:8]
         self._log = RedoLog(run_dir, lambda *_: None, checkpoint_bytes=1 << 40)
-        registry = WorkerRegistry(time.monotonic)
-        ledger = TrajectoryLedger(
-            prompts_per_step=spec.batch.prompts_per_step,
-            trajectories_per_prompt=spec.batch.trajectories_per_prompt,
-            lease_timeout_s=spec.lease.timeout_seconds,
-            max_attempts=spec.lease.max_attempts,
-            incarnation=incarnation,
-            clock=time.monotonic,
-            log=self._log,
-        )
-        self.dispatcher = Dispatcher(
-            spec=spec,
-            ledger=ledger,
-            registry=registry,
-            troubles=Troubles(spec, time.monotonic, lambda *_: None),
-            incarnation=incarnation,
-            clock=time.monotonic,
-        )
+        self.dispatcher = make_dispatcher(spec, self._log, incarnation)
         folder = VersionFolder(str(run_dir / "store"), incarnation, 0, is_temporary=False)
         self._policies = PolicyStore(folder, incarnation=incarnation, clock=time.monotonic)
         self._signals = SignalWindow(
@@ -129,22 +107,19 @@ class Learner:
         )
         self.server = WireServer(keys=None)
         grpc_server = self.server.grpc_server
-        bounds = replace(ResponseBounds.from_spec(spec), vocabulary_size=_VOCABULARY)
         work_pb2_grpc.add_WorkServiceServicer_to_server(
-            WorkService(self.dispatcher, spec, bounds), grpc_server
+            work_service(self.dispatcher, spec), grpc_server
         )
         policy_pb2_grpc.add_PolicyServiceServicer_to_server(
             PolicyService(self._policies, self.dispatcher), grpc_server
         )
-        control_pb2_grpc.add_ControlServiceServicer_to_server(
-            ControlService(
-                dispatcher=self.dispatcher,
-                signals=self._signals,
-                drain=lambda _: None,
-                event=lambda _, __: None,
-            ),
-            grpc_server,
+        control = ControlService(
+            dispatcher=self.dispatcher,
+            signals=self._signals,
+            drain=lambda _: None,
+            event=lambda _, __: None,
         )
+        control_pb2_grpc.add_ControlServiceServicer_to_server(control, grpc_server)
 
     async def train(self) -> None:
         """Consume batches and publish versions until cancelled; a hundredth of each differs."""
@@ -164,7 +139,7 @@ class Learner:
             self.dispatcher.advance_version()
 
 
-def _serve(connection: Connection, spec: VCPORunSpec, core: int, run_dir: Path) -> None:
+def _serve(connection: Connection, run_dir: Path, spec: VCPORunSpec, core: int) -> None:
     """Be the learner's process: send the port, and serve until it is terminated."""
     take_core(core)
 
@@ -177,19 +152,25 @@ def _serve(connection: Connection, spec: VCPORunSpec, core: int, run_dir: Path) 
 
 
 @contextmanager
-def learner_process(spec: VCPORunSpec, core: int) -> Iterator[tuple[int, int]]:
-    """Run the learner of a run on a core; yield its process id and its port."""
+def learner_process(
+    serve: Callable[..., None], *arguments: object
+) -> Iterator[tuple[int, Connection]]:
+    """Run `serve` in a process with a connection and a run directory; yield its id and our end."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     with tempfile.TemporaryDirectory() as run_dir:
-        arguments = (theirs, spec, core, Path(run_dir))
-        process = context.Process(target=_serve, args=arguments, daemon=True)
+        process = context.Process(
+            target=serve, args=(theirs, Path(run_dir), *arguments), daemon=True
+        )
         process.start()
         try:
-            yield process.pid or 0, ours.recv()
+            yield process.pid or 0, ours
         finally:
             process.terminate()
             process.join()
+
+
+_Stream = TypeVar("_Stream", bound="Stream")
 
 
 @dataclass(slots=True)
@@ -225,24 +206,19 @@ class Stream:
             if not result.leases:
                 await asyncio.sleep(result.retry_after_s)
             for lease in result.leases:
-                accepted = await self.client.submit(
-                    lease.lease_id, self._responses_to(lease, held.policy_version)
-                )
+                responses = self._responses_to(lease, held.policy_version)
+                accepted = await self.client.submit(lease.lease_id, responses)
                 tenth = int(_TENTHS * (time.monotonic() - begun_s) / duration_s)
                 self.accepted[min(tenth, _TENTHS - 1)] += accepted
 
     def _responses_to(self, lease: work_pb2.Lease, version: int) -> list[Trajectory]:
         return [
             replace(
-                response,
+                each,
                 trajectory_id=f"{lease.lease_id}/{number}",
-                version_spans=(
-                    VersionSpan(
-                        policy_version=version, num_tokens=len(response.response_token_ids)
-                    ),
-                ),
+                version_spans=(_span(version, len(each.response_token_ids)),),
             )
-            for number, response in enumerate(self.responses[: lease.num_trajectories])
+            for number, each in enumerate(self.responses[: lease.num_trajectories])
         ]
 
     async def _fetch(self, held: HeldPolicy | None) -> HeldPolicy:
@@ -261,6 +237,27 @@ class Stream:
         return HeldPolicy.from_manifest(manifest)
 
 
+def _span(version: int, num_tokens: int) -> VersionSpan:
+    return VersionSpan(policy_version=version, num_tokens=num_tokens)
+
+
+async def make_streams(
+    stack: contextlib.AsyncExitStack,
+    port: int,
+    workers: int,
+    responses: list[Trajectory],
+    kind: type[_Stream],
+) -> list[_Stream]:
+    """Return workers of a learner, each with a connection of its own until the stack ends."""
+    gauges = RolloutGauges(RolloutMetrics(run="soak", group="main"))
+    channels = [await stack.enter_async_context(own_channel(port)) for _ in range(workers)]
+    clients = [
+        LearnerClient(channel, worker_id=f"worker-{number}", rollout_group="main")
+        for number, channel in enumerate(channels)
+    ]
+    return [kind(each, WeightFiles(f"127.0.0.1:{port}", gauges), responses) for each in clients]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Soaked:
     """What one learner did for its workers."""
@@ -275,30 +272,22 @@ class Soaked:
 async def soak(workers: int, duration_s: float, *, most_workers: int, core: int) -> Soaked:
     """Let so many workers run for a while with a new learner, which has a core."""
     responses = make_responses(_GROUP, _TOKENS)
-    gauges = RolloutGauges(RolloutMetrics(run="soak", group="main"))
-    with learner_process(make_spec(most_workers), core) as (pid, port):
+    with learner_process(_serve, make_spec(most_workers), core) as (pid, connection):
+        port: int = connection.recv()
         async with contextlib.AsyncExitStack() as stack:
-            channels = [
-                await stack.enter_async_context(own_channel(port)) for _ in range(workers + 1)
-            ]
-            streams = [
-                Stream(
-                    LearnerClient(channel, worker_id=f"worker-{number}", rollout_group="main"),
-                    WeightFiles(f"127.0.0.1:{port}", gauges),
-                    responses,
-                )
-                for number, channel in enumerate(channels[:-1])
-            ]
+            streams = await make_streams(stack, port, workers, responses, Stream)
+            control = control_pb2_grpc.ControlServiceStub(
+                await stack.enter_async_context(own_channel(port))
+            )
             begun_s = time.monotonic()
             running = asyncio.gather(*(each.run(begun_s, duration_s) for each in streams))
-            control = control_pb2_grpc.ControlServiceStub(channels[-1])
             polling = asyncio.create_task(_poll(control, begun_s))
             rss_mb: list[float] = []
             for _ in range(_TENTHS):
                 await asyncio.wait({running}, timeout=duration_s / _TENTHS)
                 if running.done():
                     await running  # raises why a stream ended
-                rss_mb.append(_rss_mb(pid))
+                rss_mb.append(resident_bytes(pid) / 2**20)
             signals = await control.GetSignals(
                 control_pb2.GetSignalsRequest(), timeout=CALL_TIMEOUT_S
             )
@@ -337,11 +326,6 @@ def own_channel(port: int) -> grpc.aio.Channel:
     return grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options)
 
 
-def _rss_mb(pid: int) -> float:
-    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    return pages * resource.getpagesize() / 2**20
-
-
 def take_core(core: int) -> None:
     """Put this process on a core, and let it open as many files as it may."""
     os.sched_setaffinity(0, {core})
@@ -353,14 +337,8 @@ def compare(workers: int, minutes: float) -> dict[str, float]:
     """Soak a learner with ten workers and one with all of them; return the report."""
     cores, duration_s = sorted(os.sched_getaffinity(0)), 60.0 * minutes
     take_core(cores[-1])
-    few = asyncio.run(
-        soak(
-            _BASELINE_WORKERS,
-            max(_LEAST_S, duration_s / _TENTHS),
-            most_workers=workers,
-            core=cores[0],
-        )
-    )
+    short_s = max(_LEAST_S, duration_s / _TENTHS)
+    few = asyncio.run(soak(_BASELINE_WORKERS, short_s, most_workers=workers, core=cores[0]))
     print(f"{_BASELINE_WORKERS} workers: {few.trajectories_per_s:.0f} trajectories/s", flush=True)
     many = asyncio.run(soak(workers, duration_s, most_workers=workers, core=cores[0]))
     return {
@@ -378,9 +356,7 @@ def compare(workers: int, minutes: float) -> dict[str, float]:
 
 def main() -> None:
     """Soak, print progress and the JSON line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--workers", type=int, default=1000)
-    parser.add_argument("--minutes", type=float, default=10.0)
+    parser = parser_of(__doc__, workers=1000, minutes=10.0)
     options = parser.parse_args()
     if options.minutes <= 0 or options.workers < 1:
         parser.error("give minutes above 0 and at least one worker")

@@ -30,30 +30,27 @@ the sum of both is least at W = 10: 4 % and 5 %. A scale of exp(-s2 L / 2) can d
 and the edge of the dead band doubles them again. The last line printed is JSON.
 """
 
-import argparse
 import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import cycle, islice
+from itertools import cycle, islice, product
 from statistics import fmean
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from benchmarks.harness.arguments import parser_of
+from benchmarks.harness.made import trajectory
 from vcpo.algo.ess.calibration import MismatchCalibration
 from vcpo.algo.ess.moments import WeightMoments
 from vcpo.algo.ess.unit import READABLE_NATS, EssKind, EssUnit, ess_reading, ess_unit
 from vcpo.algo.ess.verdict import judge_step
 from vcpo.algo.methods import Method
 from vcpo.api.algorithm import Algorithm
-from vcpo.wire.trajectory import FinishReason, Trajectory, VersionSpan
-from vcpo_learner.update.batch_decision import (
-    batch_ess_unit,
-    batch_moments,
-    decide_step,
-)
+from vcpo.wire.trajectory import Trajectory
+from vcpo_learner.update.batch_decision import batch_ess_unit, batch_moments, decide_step
 from vcpo_learner.update.fresh_tokens import fresh_blocks, wanted_fresh_tokens
 from vcpo_learner.update.result import BatchSummary
 
@@ -142,13 +139,8 @@ def under(unit: EssUnit, mismatch: float) -> EssUnit:
 def scale_of(unit: EssUnit, moments: WeightMoments) -> float:
     """Return the scale of a batch by a unit whose on-policy ratio is exact."""
     reading = ess_reading(unit, moments)
-    verdict = judge_step(
-        reading.ess_ratio,
-        reading.on_policy_ess_ratio,
-        ALGORITHM.step_limits,
-        chance_nats=reading.chance_nats,
-    )
-    return verdict.scale
+    ratios = reading.ess_ratio, reading.on_policy_ess_ratio
+    return judge_step(*ratios, ALGORITHM.step_limits, chance_nats=reading.chance_nats).scale
 
 
 def draw(
@@ -161,16 +153,7 @@ def draw(
 
 def response(num_tokens: int, worker: str) -> Trajectory:
     """Return a response of version 0; only its versions, its length and its worker matter."""
-    return Trajectory(
-        trajectory_id="fresh/0",
-        prompt_token_ids=(0,),
-        response_token_ids=(0,) * num_tokens,
-        rollout_logprobs=(0.0,) * num_tokens,
-        version_spans=(VersionSpan(policy_version=0, num_tokens=num_tokens),),
-        reward=0.0,
-        finish_reason=FinishReason.STOP,
-        worker_id=worker,
-    )
+    return trajectory("fresh/0", (0,), (0,) * num_tokens, (0.0,) * num_tokens, worker_id=worker)
 
 
 def summary(
@@ -196,41 +179,30 @@ def summary(
 
 def main() -> None:
     """Print one line for each run, and the JSON."""
-    parser = argparse.ArgumentParser(
-        description="Follow a moving mismatch in a saturated learner.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
-    parser.add_argument("--steps", type=int, default=400, help="of each run, at least 2")
-    parser.add_argument("--seed", type=int, default=0, help="of all draws")
-    parser.add_argument("--workers", type=int, default=1, help="that sample in turn, at least 1")
-    parser.add_argument("--threads", type=int, default=1, help="CPU threads")
-    arguments = parser.parse_args()
+    arguments = parser_of(
+        __doc__,
+        steps=(400, "of each run, at least 2"),
+        seed=(0, "of all draws"),
+        workers=(1, "that sample in turn, at least 1"),
+        threads=(1, "CPU threads"),
+    ).parse_args()
     torch.set_num_threads(arguments.threads)
     generator = torch.Generator().manual_seed(arguments.seed)
     rows = []
-    for num_tokens in LENGTHS:
-        for num_trajectories in BATCHES:
-            for drift in DRIFTS:
-                steps = run(
-                    num_trajectories,
-                    num_tokens,
-                    drift,
-                    arguments.steps,
-                    generator,
-                    arguments.workers,
-                )
-                row = summary(num_trajectories, num_tokens, drift, steps)
-                rows.append(row)
-                print(
-                    f"B {num_trajectories:>2}  L {num_tokens:>4}  drift {drift:g}:"
-                    f" mean scale {row['scale_mean']:.3f} of {row['true_scale_mean']:.3f},"
-                    f" lowest step {row['scale_lowest_step']:.3f};"
-                    f" mean error {row['relative_error_mean']:.3f},"
-                    f" {row['relative_error_reblocked_mean']:.3f} own blocks,"
-                    f" largest step {row['relative_error_largest_step']:.3f};"
-                    f" mean scored beside {row['fresh_share_mean']:.3f}",
-                    flush=True,
-                )
+    for num_tokens, num_trajectories, drift in product(LENGTHS, BATCHES, DRIFTS):
+        place = num_trajectories, num_tokens, drift
+        steps = run(*place, arguments.steps, generator, arguments.workers)
+        rows.append(row := summary(*place, steps))
+        print(
+            f"B {num_trajectories:>2}  L {num_tokens:>4}  drift {drift:g}:"
+            f" mean scale {row['scale_mean']:.3f} of {row['true_scale_mean']:.3f},"
+            f" lowest step {row['scale_lowest_step']:.3f};"
+            f" mean error {row['relative_error_mean']:.3f},"
+            f" {row['relative_error_reblocked_mean']:.3f} own blocks,"
+            f" largest step {row['relative_error_largest_step']:.3f};"
+            f" mean scored beside {row['fresh_share_mean']:.3f}",
+            flush=True,
+        )
     fresh = [row for row in rows if row["drift"] == 0.0]
     stale = [row for row in rows if row["drift"] > 0.0]
     result = {

@@ -10,7 +10,6 @@ precision on whole vectors, which is only safe for the moderate weights drawn he
   solved over every component of the weighted gradients h_i, which are never reduced to norms.
 """
 
-import argparse
 import json
 import sys
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks.harness.arguments import parser_of
 from vcpo.algo.baseline import optimal_baseline
 from vcpo.algo.ess.importance_weights import ess_ratio, log_importance_weight, truncated_weight
 from vcpo.algo.ess.learning_rate import learning_rate_scale
@@ -132,12 +132,9 @@ def compare(batches: int, seed: int) -> dict[str, float]:
 
 def main() -> int:
     """Print the errors; return 0 when all are within the bar, 1 otherwise."""
-    parser = argparse.ArgumentParser(
-        prog="benchmarks.estimators.reference_parity", description=__doc__
+    parser = parser_of(
+        __doc__, batches=(1000, "random batches to compare"), seed=(0, "seed of the batches")
     )
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--batches", type=int, default=1000, help="random batches to compare")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the batches")
     options = parser.parse_args()
     if options.batches < 1:
         parser.error(f"--batches is {options.batches}: give at least 1")
@@ -147,19 +144,16 @@ def main() -> int:
     worst = float(np.max(list(errors.values())))
     passed = worst <= MAX_REL_ERROR
     print(f"{'within' if passed else 'OUTSIDE'} the bar of {MAX_REL_ERROR:g}")
-    print(
-        json.dumps(
-            {
-                "benchmark": "reference_parity",
-                "batches": options.batches,
-                "seed": options.seed,
-                "max_rel_error": worst,
-                "bar": MAX_REL_ERROR,
-                "passed": passed,
-                "rel_errors": errors,
-            }
-        )
-    )
+    line = {
+        "benchmark": "reference_parity",
+        "batches": options.batches,
+        "seed": options.seed,
+        "max_rel_error": worst,
+        "bar": MAX_REL_ERROR,
+        "passed": passed,
+        "rel_errors": errors,
+    }
+    print(json.dumps(line))
     return 0 if passed else 1
 
 

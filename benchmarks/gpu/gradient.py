@@ -21,8 +21,9 @@ from torch import Tensor, nn
 
 from benchmarks.gpu.random_models import PAD_TOKEN_ID, ModelSize, make_model, make_spec
 from benchmarks.gpu.setting import Figures, Setting, relative_error
+from benchmarks.harness.made import trajectory
 from vcpo.algo.methods import LossConfig
-from vcpo.wire.trajectory import FinishReason, Trajectory, VersionSpan
+from vcpo.wire.trajectory import Trajectory
 from vcpo_learner.estimator.loss import token_coefficients, trajectory_advantages
 from vcpo_learner.estimator.record import BatchRecord
 from vcpo_learner.forward.attention import take_calls
@@ -81,15 +82,8 @@ def gradient(setting: Setting) -> Figures:
 
 def _size(setting: Setting, *, is_tied: bool) -> ModelSize:
     hidden, layers, vocabulary = setting.choose((512, 6, 32_000), (64, 2, 500))
-    return ModelSize(
-        hidden=hidden,
-        layers=layers,
-        intermediate=3 * hidden,
-        heads=hidden // 64 if hidden > 64 else 4,
-        key_value_heads=2,
-        vocabulary=vocabulary,
-        is_tied=is_tied,
-    )
+    heads = hidden // 64 if hidden > 64 else 4
+    return ModelSize(hidden, layers, 3 * hidden, heads, 2, vocabulary, is_tied)
 
 
 def _groups(setting: Setting, model: nn.Module) -> Groups:
@@ -103,15 +97,8 @@ def _groups(setting: Setting, model: nn.Module) -> Groups:
 
     def one(prompt: tuple[int, ...], number: int) -> Trajectory:
         count = drawn.randrange(shortest, longest)
-        return Trajectory(
-            trajectory_id=str(number),
-            prompt_token_ids=prompt,
-            response_token_ids=tokens(count),
-            rollout_logprobs=(0.0,) * count,
-            version_spans=(VersionSpan(policy_version=0, num_tokens=count),),
-            reward=float(number % 2),
-            finish_reason=FinishReason.STOP,
-        )
+        noughts = (0.0,) * count
+        return trajectory(number, prompt, tokens(count), noughts, reward=float(number % 2))
 
     def sampled(rows: list[Trajectory]) -> list[Trajectory]:
         with torch.no_grad():

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import torch
 from transformers import LlamaConfig, Qwen2Config, Qwen2ForCausalLM
 
 from benchmarks.gpu.setting import Setting
+from benchmarks.harness.made import run_spec
 from benchmarks.harness.random_llama import random_groups
 from vcpo.api import VCPORunSpec
 from vcpo.wire.trajectory import Trajectory
@@ -16,8 +16,7 @@ from vcpo.wire.trajectory import Trajectory
 PAD_TOKEN_ID: Final = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelSize:
+class ModelSize(NamedTuple):
     """The shape of a model."""
 
     hidden: int
@@ -25,31 +24,13 @@ class ModelSize:
     intermediate: int
     heads: int
     key_value_heads: int
-    vocabulary: int
-    is_tied: bool
+    vocabulary: int = 151_936
+    is_tied: bool = True
 
 
-QWEN_0_5B: Final = ModelSize(
-    hidden=896,
-    layers=24,
-    intermediate=4864,
-    heads=14,
-    key_value_heads=2,
-    vocabulary=151_936,
-    is_tied=True,
-)
-QWEN_1_5B: Final = ModelSize(
-    hidden=1536,
-    layers=28,
-    intermediate=8960,
-    heads=12,
-    key_value_heads=2,
-    vocabulary=151_936,
-    is_tied=True,
-)
-TINY: Final = ModelSize(
-    hidden=64, layers=2, intermediate=64, heads=2, key_value_heads=1, vocabulary=256, is_tied=True
-)
+QWEN_0_5B: Final = ModelSize(896, 24, 4864, heads=14, key_value_heads=2)
+QWEN_1_5B: Final = ModelSize(1536, 28, 8960, heads=12, key_value_heads=2)
+TINY: Final = ModelSize(64, 2, 64, heads=2, key_value_heads=1, vocabulary=256)
 
 
 _Config = TypeVar("_Config", Qwen2Config, LlamaConfig)
@@ -113,18 +94,11 @@ def make_spec(
 
     tokens: of each trajectory.
     """
-    return VCPORunSpec.model_validate(
-        {
-            "model": {"name": "random"},
-            "environment": {"name": "countdown"},
-            "steps": 1_000,
-            "algorithm": {"method": method, **(algorithm or {})},
-            "batch": {
-                "promptsPerStep": num_groups,
-                "trajectoriesPerPrompt": group_size,
-                **(batch or {}),
-            },
-            "sampling": {"maxNewTokens": tokens},
-            "learner": {"precision": setting.precision, **(learner or {})},
-        }
+    groups = {"promptsPerStep": num_groups, "trajectoriesPerPrompt": group_size}
+    return run_spec(
+        steps=1_000,
+        algorithm={"method": method, **(algorithm or {})},
+        batch=groups | (batch or {}),
+        sampling={"maxNewTokens": tokens},
+        learner={"precision": setting.precision, **(learner or {})},
     )

@@ -22,9 +22,9 @@ from benchmarks.gpu.random_models import (
     make_spec,
 )
 from benchmarks.gpu.setting import Figures, Setting
+from benchmarks.harness.made import trajectory
 from vcpo.algo.ess.importance_weights import ess_ratio
 from vcpo.api.workloads import Model, Precision, RolloutGroup
-from vcpo.wire.trajectory import Trajectory
 from vcpo_learner.model.published_state import PublishedState
 from vcpo_learner.update.gradient import GradientAccumulation
 
@@ -75,13 +75,12 @@ def _log_ratios(
         batch={"microBatchTrajectories": setting.choose(2, 4)},
     )
     trajectories = [
-        Trajectory(
-            trajectory_id=str(number),
-            prompt_token_ids=_prompt(number, _vocabulary(model)),
-            response_token_ids=one.token_ids,
-            rollout_logprobs=one.logprobs,
+        trajectory(
+            number,
+            _prompt(number, _vocabulary(model)),
+            one.token_ids,
+            one.logprobs,
             version_spans=one.version_spans,
-            reward=0.0,
             finish_reason=one.finish_reason,
         )
         for number, one in enumerate(sampled)
@@ -124,21 +123,11 @@ def _vocabulary(model: nn.Module) -> int:
 def _settings(setting: Setting, directory: str, *, sequences: int) -> VllmSettings:
     from vcpo_rollout.engines.vllm.start import VllmSettings
 
+    group = {"name": "vllm", "engine": "vllm", "precision": Precision(setting.precision)}
+    cache = {"kvCacheGibibytes": setting.choose(16.0, 1 / 16), "maxConcurrentSequences": sequences}
     return VllmSettings(
         model=Model(name=directory),
-        group=RolloutGroup.model_validate(
-            {
-                "name": "vllm",
-                "engine": "vllm",
-                "precision": Precision(setting.precision),
-                "maxConcurrentSequences": sequences,
-                "kvCacheGibibytes": setting.choose(16.0, 1 / 16),
-            }
-        ),
+        group=RolloutGroup.model_validate(group | cache),
         seed=0,
         gpu_memory_ratio=0.5,
     )
-
-
-def _sampler_precision(setting: Setting) -> Precision:
-    return Precision(setting.precision)

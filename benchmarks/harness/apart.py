@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -14,6 +17,19 @@ from typing import Any
 # The caller never touches a device and runs no thread, so that a fork can do both.
 _CONTEXT = multiprocessing.get_context("fork")
 _GRACE_S = 5.0
+
+
+def said_apart(module: str, *arguments: str) -> Any:
+    """Run a module in an interpreter of its own; return the JSON of the last line that it prints.
+
+    Raises: subprocess.CalledProcessError.
+    """
+    command = [sys.executable, "-m", module, *arguments]
+    print(f"{' '.join(command[1:])}, in a process of its own", flush=True)
+    # Our own module, by our own interpreter.
+    output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout  # noqa: S603
+    return json.loads(output.splitlines()[-1])
+
 
 Parts = Iterable[Mapping[str, Any]]
 """What some work finds, bit by bit."""

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from vcpo.wire.trajectory import FinishReason, Trajectory, VersionSpan
+from benchmarks.harness.made import trajectory
+from vcpo.wire.trajectory import Trajectory, VersionSpan
 
 VOCABULARY = 512
 PAD_TOKEN_ID = 0
@@ -52,14 +53,12 @@ def random_groups(
     shape = (num_groups * group_size, prompt_tokens + response_tokens)
     tokens = torch.randint(1, model.config.vocab_size, shape)
     flat = [
-        Trajectory(
-            trajectory_id=str(row),
-            prompt_token_ids=tuple(ids[:prompt_tokens].tolist()),
-            response_token_ids=tuple(ids[prompt_tokens:].tolist()),
-            rollout_logprobs=tuple(_logprobs(model, ids)[prompt_tokens:]),
-            version_spans=(VersionSpan(policy_version=0, num_tokens=response_tokens),),
+        trajectory(
+            row,
+            ids[:prompt_tokens].tolist(),
+            ids[prompt_tokens:].tolist(),
+            _logprobs(model, ids)[prompt_tokens:],
             reward=float(1 + row % 2),
-            finish_reason=FinishReason.STOP,
         )
         for row, ids in enumerate(tokens)
     ]

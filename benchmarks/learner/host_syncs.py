@@ -24,7 +24,6 @@ The last line printed is JSON. Aims: `syncs_per_micro_step` (of `opob`) at most 
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import time
@@ -38,8 +37,10 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from benchmarks.gpu.random_models import PAD_TOKEN_ID, ModelSize, make_model
+from benchmarks.harness.arguments import parser_of
+from benchmarks.harness.made import run_spec
 from benchmarks.harness.random_llama import random_groups
 from vcpo.api import VCPORunSpec
 from vcpo_learner.forward import policy_network
@@ -48,7 +49,6 @@ from vcpo_learner.output_head.logit_tiles import TiledLogits
 from vcpo_learner.per_sample_gradients import factors, layer_gradients, measurement
 from vcpo_learner.update.policy_update import PolicyUpdate
 
-PAD_TOKEN_ID: Final = 0
 _READS: Final = ("tolist", "item", "cpu", "numpy", "__bool__", "__float__", "__int__", "__index__")
 """Methods of a tensor that read its numbers."""
 _SIZED_BY_NUMBERS: Final = ("nonzero", "unique", "masked_select", "bincount")
@@ -147,13 +147,13 @@ def add_wide_product(total: Tensor, first: Tensor, second: Tensor) -> None:
     total.addmm_(first.float(), second.float())
 
 
+# One kernel each, as on a GPU; with an overhead of its own.
 product_kernel = torch.library.custom_op(
     "host_syncs::product",
     wide_product,
     mutates_args=(),
     schema="(Tensor first, Tensor second) -> Tensor",
 )
-"""One kernel, as on a GPU; with an overhead of its own."""
 add_product_kernel = torch.library.custom_op(
     "host_syncs::add_product",
     add_wide_product,
@@ -199,12 +199,12 @@ class Side:
     """Takes steps of one side, one after another."""
 
     def __init__(self, side: str, *, num_layers: int, response_tokens: int) -> None:
-        model = _model(num_layers)
+        size = ModelSize(8, num_layers, 16, heads=2, key_value_heads=1, vocabulary=64)
+        model = make_model(size, torch.device("cpu"))
         self._side = side
         self._update = PolicyUpdate(model, _spec(_METHODS[side]), PAD_TOKEN_ID)
-        self._groups = random_groups(
-            model, num_groups=1, group_size=8, prompt_tokens=1, response_tokens=response_tokens
-        )
+        tokens = {"prompt_tokens": 1, "response_tokens": response_tokens}
+        self._groups = random_groups(model, num_groups=1, group_size=8, **tokens)
         self.step()
 
     def step(self) -> None:
@@ -228,50 +228,23 @@ class Side:
         return {"syncs": count.syncs.total(), "launches": count.kernels.total()}
 
 
-def _model(num_layers: int) -> Qwen2ForCausalLM:
-    torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=64,
-        hidden_size=8,
-        intermediate_size=16,
-        num_hidden_layers=num_layers,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        tie_word_embeddings=True,
-        max_position_embeddings=4096,
-        pad_token_id=PAD_TOKEN_ID,
-    )
-    model = Qwen2ForCausalLM(config)
-    model.train(mode=False)
-    return model
-
-
 def _spec(method: str) -> VCPORunSpec:
-    return VCPORunSpec.model_validate(
-        {
-            "model": {"name": "random"},
-            "environment": {"name": "countdown"},
-            "steps": 100,
-            "sampling": {"maxNewTokens": 512},
-            "learner": {
-                "precision": "bfloat16",
-                "activationCheckpointing": "layers",
-                # Otherwise a side that moves faster measures rounding anew, by two forward passes.
-                "maxMismatchNats": 1.0,
-            },
-            "algorithm": {"method": method},
-            "batch": {"promptsPerStep": 1, "trajectoriesPerPrompt": 8},
-        }
+    learner = {"precision": "bfloat16", "activationCheckpointing": "layers"}
+    return run_spec(
+        # Otherwise a side that moves faster measures rounding anew, by two forward passes.
+        learner={**learner, "maxMismatchNats": 1.0},
+        sampling={"maxNewTokens": 512},
+        algorithm={"method": method},
+        batch={"promptsPerStep": 1, "trajectoriesPerPrompt": 8},
+        steps=100,
     )
 
 
 def main() -> None:
     """Count every side and print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--layers", type=int, default=28)
-    parser.add_argument("--tokens", type=int, default=2, help="of a response")
-    parser.add_argument("--repeats", type=int, default=5, help="steps that are timed")
-    arguments = parser.parse_args()
+    arguments = parser_of(
+        __doc__, layers=28, tokens=(2, "of a response"), repeats=(5, "steps that are timed")
+    ).parse_args()
     torch.set_num_threads(1)
     with gpu_branches():
         sides = {

@@ -49,8 +49,10 @@ from typing import Any
 
 from aiohttp import ClientSession, web
 
+from benchmarks.harness.arguments import parser_of
+from benchmarks.harness.made import run_spec, trajectory
 from tests.fixtures.learner.dispatcher import NoLog
-from vcpo.api import VCPORun, VCPORunSpec
+from vcpo.api import VCPORunSpec
 from vcpo.wire.access.tls import CertificateFolder
 from vcpo.wire.client import open_channel
 from vcpo.wire.limits import MAX_MESSAGE_BYTES
@@ -68,7 +70,7 @@ from vcpo_operator.cluster_api.run_secrets import new_certificates
 from vcpo_rollout.transport.learner_client import LearnerClient
 
 _RATIO_BAR = 4.0
-_VOCABULARY = 151_936
+VOCABULARY = 151_936
 _PROMPT_TOKENS = 128
 _WORKER, _INCARNATION = "worker", "now"
 _SERVER_NAME = "learner"
@@ -82,45 +84,47 @@ def make_responses(count: int, mean_tokens: int) -> list[Trajectory]:
     All respond to one prompt, as a lease requires; grouping has no effect on the time.
     """
     rng = random.Random(0)  # noqa: S311 - no secret
-    prompt = tuple(rng.choices(range(_VOCABULARY), k=_PROMPT_TOKENS))
+    prompt = tuple(rng.choices(range(VOCABULARY), k=_PROMPT_TOKENS))
     return [_response(rng, prompt, rng.randint(2, 2 * mean_tokens - 2)) for _ in range(count)]
 
 
 def _response(rng: random.Random, prompt: tuple[int, ...], size: int) -> Trajectory:
     logprobs = struct.pack(f"{size}f", *(-rng.expovariate(1.0) for _ in range(size)))
-    return Trajectory(
-        trajectory_id="",
-        prompt_token_ids=prompt,
-        response_token_ids=tuple(rng.choices(range(_VOCABULARY), k=size)),
-        rollout_logprobs=struct.unpack(f"{size}f", logprobs),
-        version_spans=(
-            VersionSpan(policy_version=0, num_tokens=size // 2),
-            VersionSpan(policy_version=0, num_tokens=size - size // 2),
-        ),
-        reward=rng.random(),
-        finish_reason=FinishReason.STOP,
-    )
+    half = size // 2
+    spans = [VersionSpan(policy_version=0, num_tokens=each) for each in (half, size - half)]
+    tokens = rng.choices(range(VOCABULARY), k=size)
+    numbers = struct.unpack(f"{size}f", logprobs)
+    return trajectory("", prompt, tokens, numbers, reward=rng.random(), version_spans=tuple(spans))
 
 
-def make_dispatcher(spec: VCPORunSpec, log: RedoLog | NoLog) -> Dispatcher:
+def make_dispatcher(
+    spec: VCPORunSpec, log: RedoLog | NoLog, incarnation: str = _INCARNATION
+) -> Dispatcher:
     """Return a dispatcher with an empty ledger; log: where the ledger keeps its changes."""
+    clock = time.monotonic
     ledger = TrajectoryLedger(
         prompts_per_step=spec.batch.prompts_per_step,
         trajectories_per_prompt=spec.batch.trajectories_per_prompt,
-        lease_timeout_s=3600.0,
-        max_attempts=1,
-        incarnation=_INCARNATION,
-        clock=time.monotonic,
+        lease_timeout_s=spec.lease.timeout_seconds,
+        max_attempts=spec.lease.max_attempts,
+        incarnation=incarnation,
+        clock=clock,
         log=log,
     )
     return Dispatcher(
         spec=spec,
         ledger=ledger,
-        registry=WorkerRegistry(time.monotonic),
-        troubles=Troubles(spec, time.monotonic, lambda *_: None),
-        incarnation=_INCARNATION,
-        clock=time.monotonic,
+        registry=WorkerRegistry(clock),
+        troubles=Troubles(spec, clock, lambda *_: None),
+        incarnation=incarnation,
+        clock=clock,
     )
+
+
+def work_service(dispatcher: Dispatcher, spec: VCPORunSpec) -> WorkService:
+    """Return the learner's service of a dispatcher, for tokens of a large vocabulary."""
+    bounds = replace(ResponseBounds.from_spec(spec), vocabulary_size=VOCABULARY)
+    return WorkService(dispatcher, spec, bounds)
 
 
 @dataclass
@@ -138,21 +142,17 @@ async def measure(
     submit: Submit,
     responses: Sequence[Trajectory],
     rate: Rate,
-    *,
-    steps: int,
-    in_flight: int,
+    arguments: argparse.Namespace,
 ) -> None:
-    """Submit these responses in every step, and note the times.
-
-    in_flight: groups that are submitted at a time.
-    """
+    """Submit these responses in every step, and note the times."""
+    in_flight: int = arguments.in_flight
 
     async def submit_group(lease_id: str, group: Sequence[Trajectory]) -> None:
         begun_s = time.perf_counter()
         await submit(lease_id, group)
         rate.answers_s.append(time.perf_counter() - begun_s)
 
-    for _ in range(steps):
+    for _ in range(arguments.steps):
         groups = await _lease_step(dispatcher, responses)
         begun_s = time.process_time()
         for start in range(0, len(groups), in_flight):
@@ -196,10 +196,8 @@ async def over_grpc(
 ) -> AsyncIterator[Submit]:
     """Submit with the worker's client to the learner's service; certificates: over TLS."""
     server = WireServer(keys=None)
-    bounds = replace(ResponseBounds.from_spec(spec), vocabulary_size=_VOCABULARY)
-    work_pb2_grpc.add_WorkServiceServicer_to_server(
-        WorkService(dispatcher, spec, bounds), server.grpc_server
-    )
+    service = work_service(dispatcher, spec)
+    work_pb2_grpc.add_WorkServiceServicer_to_server(service, server.grpc_server)
     port = await server.start("127.0.0.1:0", (), certificates=certificates)
     trust = None if certificates is None else certificates.trust(_SERVER_NAME)
     channel = open_channel(f"127.0.0.1:{port}", key=None, trust=trust)
@@ -247,24 +245,20 @@ def _json_body(lease_id: str, trajectories: Sequence[Trajectory]) -> bytes:
     return json.dumps(document, separators=(",", ":")).encode()
 
 
-def _document(trajectory: Trajectory) -> dict[str, Any]:
+def _document(one: Trajectory) -> dict[str, Any]:
+    names = ("trajectory_id", "prompt_token_ids", "response_token_ids", "rollout_logprobs")
     return {
-        "trajectory_id": trajectory.trajectory_id,
-        "prompt_token_ids": trajectory.prompt_token_ids,
-        "response_token_ids": trajectory.response_token_ids,
-        "rollout_logprobs": trajectory.rollout_logprobs,
-        "version_spans": [asdict(span) for span in trajectory.version_spans],
-        "reward": trajectory.reward,
-        "finish_reason": trajectory.finish_reason,
+        **{name: getattr(one, name) for name in (*names, "reward", "finish_reason")},
+        "version_spans": [asdict(span) for span in one.version_spans],
     }
 
 
 def _from_document(document: dict[str, Any]) -> Trajectory:
-    return Trajectory(
-        trajectory_id=document["trajectory_id"],
-        prompt_token_ids=tuple(document["prompt_token_ids"]),
-        response_token_ids=tuple(document["response_token_ids"]),
-        rollout_logprobs=tuple(document["rollout_logprobs"]),
+    return trajectory(
+        document["trajectory_id"],
+        document["prompt_token_ids"],
+        document["response_token_ids"],
+        document["rollout_logprobs"],
         version_spans=tuple(VersionSpan(**span) for span in document["version_spans"]),
         reward=document["reward"],
         finish_reason=FinishReason(document["finish_reason"]),
@@ -281,14 +275,7 @@ async def compare(arguments: argparse.Namespace) -> dict[str, float]:
         for name, rate in rates.items():
             with tempfile.TemporaryDirectory() as folder:
                 async with way_to_submit(name, spec, Path(folder)) as (dispatcher, submit):
-                    await measure(
-                        dispatcher,
-                        submit,
-                        responses,
-                        rate,
-                        steps=arguments.steps,
-                        in_flight=arguments.in_flight,
-                    )
+                    await measure(dispatcher, submit, responses, rate, arguments)
             print(f"{name}: {num_tokens / rate.cpu_s:12,.0f} tokens/s", flush=True)
     per_token = len(responses) / num_tokens
     sent_bytes = sum(trajectory_to_message(response).ByteSize() for response in responses)
@@ -344,37 +331,27 @@ def _certificates(folder: Path) -> CertificateFolder:
 
 def make_spec(arguments: argparse.Namespace) -> VCPORunSpec:
     """Return a run in which nothing waits and nothing is too old."""
-    spec = {
-        "model": {"name": "none"},
-        "environment": {"name": "countdown"},
-        "steps": 1_000_000,
-        "batch": {"promptsPerStep": arguments.prompts, "trajectoriesPerPrompt": arguments.group},
-        "algorithm": {"maxPolicyLagSteps": 1000},
-        "sampling": {"maxNewTokens": 65_536},
-        "rollouts": [{"name": "main", "maxConcurrentSequences": 4096}],
-    }
-    return VCPORun.model_validate({"metadata": {"name": "ingest"}, "spec": spec}).spec
-
-
-def parse_arguments() -> argparse.Namespace:
-    """Read the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__.splitlines()[0] if __doc__ else None,
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    return run_spec(
+        batch={"promptsPerStep": arguments.prompts, "trajectoriesPerPrompt": arguments.group},
+        algorithm={"maxPolicyLagSteps": 1000},
+        sampling={"maxNewTokens": 65_536},
+        rollouts=[{"name": "main", "maxConcurrentSequences": 4096}],
     )
-    parser.add_argument("--prompts", type=int, default=16, help="prompts of a step")
-    parser.add_argument("--group", type=int, default=8, help="responses to each")
-    parser.add_argument("--tokens", type=int, default=1024, help="mean length of a response")
-    parser.add_argument("--steps", type=int, default=5, help="steps of one measurement")
-    parser.add_argument("--in-flight", type=int, default=4, help="groups submitted at a time")
-    parser.add_argument("--repeats", type=int, default=3, help="measurements of each way")
-    return parser.parse_args()
 
 
 def main() -> None:
     """Measure on one core and print JSON."""
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-    report = asyncio.run(compare(parse_arguments()))
+    parser = parser_of(
+        __doc__,
+        prompts=(16, "prompts of a step"),
+        group=(8, "responses to each"),
+        tokens=(1024, "mean length of a response"),
+        steps=(5, "steps of one measurement"),
+        in_flight=(4, "groups submitted at a time"),
+        repeats=(3, "measurements of each way"),
+    )
+    report = asyncio.run(compare(parser.parse_args()))
     print(json.dumps(report))
     if report["ratio_vs_json_http"] < _RATIO_BAR:
         sys.exit(1)

@@ -25,21 +25,20 @@ small batch shows what the operations of a micro-batch cost, a large one what a 
 TRAJECTORIESxTOKENS, with the tokens of a response; prompts have 32 more.
 """
 
-import argparse
 import json
 import math
-import resource
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from benchmarks.harness.apart import said_apart
+from benchmarks.harness.arguments import parser_of
+from benchmarks.harness.made import run_spec
+from benchmarks.harness.measures import peak_resident_bytes, resident_bytes
 from vcpo.api import VCPORunSpec
 from vcpo.wire.trajectory import Trajectory, trajectory_from_message
 from vcpo.wire.v1 import work_pb2
@@ -135,26 +134,15 @@ def memory_bytes(method: str, size: tuple[int, int]) -> dict[str, int]:
     update = PolicyUpdate(model, _spec(method, size, 1), pad_token_id=0)
     warm_up = make_messages(GROUP_SIZE, 8, MEASURED_VOCABULARY)
     update.step(read_groups(warm_up), policy_version=POLICY_VERSION)
-    before = _resident_bytes()
+    before = resident_bytes()
     # Group by group: messages that still exist would count.
     groups = [
         read_groups(make_messages(GROUP_SIZE, size[1], MEASURED_VOCABULARY))[0]
         for _ in range(size[0] // GROUP_SIZE)
     ]
-    held = _resident_bytes() - before
+    held = resident_bytes() - before
     update.step(groups, policy_version=POLICY_VERSION)
-    return {"held": held, "peak": _peak_resident_bytes() - before}
-
-
-def memory_bytes_elsewhere(method: str, name: str) -> dict[str, int]:
-    """`memory_bytes` in a process of its own."""
-    command = [sys.executable, "-m", "benchmarks.learner.learner_host", "--memory-of", method]
-    command += ["--measured", name]
-    print(f"{name}: memory of {method}, in a process of its own", flush=True)
-    # Our own module, by our own interpreter.
-    output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout  # noqa: S603
-    found: dict[str, int] = json.loads(output.splitlines()[-1])
-    return found
+    return {"held": held, "peak": peak_resident_bytes() - before}
 
 
 def parse_size(name: str) -> tuple[int, int]:
@@ -176,37 +164,22 @@ def _logprob_bytes(count: int, vocabulary: int, generator: torch.Generator) -> b
 
 def _spec(method: str, size: tuple[int, int], micro_batch: int) -> VCPORunSpec:
     baseline = {"baseline": "groupMean"} if method == "vcpo" else {}
-    return VCPORunSpec.model_validate(
-        {
-            "model": {"name": "constant"},
-            "environment": {"name": "countdown"},
-            "steps": 1,
-            "algorithm": {"method": method, **baseline},
-            "batch": {
-                "promptsPerStep": size[0] // GROUP_SIZE,
-                "trajectoriesPerPrompt": GROUP_SIZE,
-                "microBatchTrajectories": micro_batch,
-            },
-            "sampling": {"maxNewTokens": size[1]},
-        }
+    groups = {"promptsPerStep": size[0] // GROUP_SIZE, "trajectoriesPerPrompt": GROUP_SIZE}
+    return run_spec(
+        algorithm={"method": method, **baseline},
+        batch={**groups, "microBatchTrajectories": micro_batch},
+        sampling={"maxNewTokens": size[1]},
     )
-
-
-def _resident_bytes() -> int:
-    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-    return pages * resource.getpagesize()
-
-
-def _peak_resident_bytes() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def main() -> None:
     """Measure every size, or the memory of one."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--timed", nargs="+", default=["64x512", "64x4096"], help="sizes")
-    parser.add_argument("--measured", nargs="+", default=["64x512", "2048x8192"], help="sizes")
-    parser.add_argument("--repeats", type=int, default=15, help="timed steps of each size")
+    parser = parser_of(
+        __doc__,
+        timed=(["64x512", "64x4096"], "sizes"),
+        measured=(["64x512", "2048x8192"], "sizes"),
+        repeats=(15, "timed steps of each size"),
+    )
     parser.add_argument("--memory-of", choices=METHODS, help="print one method's memory, only")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -215,17 +188,14 @@ def main() -> None:
         return
     times = {name: times_of(name, arguments.repeats) for name in arguments.timed}
     memory = {name: bytes_of(name) for name in arguments.measured}
-    print(
-        json.dumps(
-            {
-                "benchmark": "learner_host",
-                "host_us_per_token": times[arguments.timed[-1]]["vcpo"]["host_us_per_token"],
-                "host_bytes_per_token": memory[arguments.measured[-1]]["held"],
-                "cpu_ms": times,
-                "bytes_per_token": memory,
-            }
-        )
-    )
+    line = {
+        "benchmark": "learner_host",
+        "host_us_per_token": times[arguments.timed[-1]]["vcpo"]["host_us_per_token"],
+        "host_bytes_per_token": memory[arguments.measured[-1]]["held"],
+        "cpu_ms": times,
+        "bytes_per_token": memory,
+    }
+    print(json.dumps(line))
 
 
 def times_of(name: str, repeats: int) -> dict[str, dict[str, float]]:
@@ -244,7 +214,7 @@ def times_of(name: str, repeats: int) -> dict[str, dict[str, float]]:
 def bytes_of(name: str) -> dict[str, float]:
     """Bytes of memory per token at one size."""
     num_tokens = math.prod(parse_size(name))
-    found = memory_bytes_elsewhere("vcpo", name)
+    found = said_apart("benchmarks.learner.learner_host", "--memory-of=vcpo", "--measured", name)
     by_token = {key: round(value / num_tokens, 1) for key, value in found.items()}
     print(f"{name} vcpo: {by_token} (bytes per token)", flush=True)
     return by_token

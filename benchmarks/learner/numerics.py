@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from vcpo.wire.trajectory import FinishReason, Trajectory, VersionSpan
+from benchmarks.harness.made import trajectory
 from vcpo_learner.forward.logprobs import token_logprobs
 from vcpo_learner.forward.policy_network import PolicyNetwork
 from vcpo_learner.forward.token_batch import batch_tokens
@@ -58,15 +58,7 @@ class Way:
 
     def logprobs(self, network: PolicyNetwork, row: Sequence[int]) -> Tensor:
         """Score all tokens of a row but the first, as the learner does."""
-        one = Trajectory(
-            trajectory_id="",
-            prompt_token_ids=tuple(row[:1]),
-            response_token_ids=tuple(row[1:]),
-            rollout_logprobs=(-1.0,) * (len(row) - 1),
-            version_spans=(VersionSpan(policy_version=0, num_tokens=len(row) - 1),),
-            reward=0.0,
-            finish_reason=FinishReason.STOP,
-        )
+        one = trajectory("", row[:1], row[1:], (-1.0,) * (len(row) - 1))
         cpu = torch.device("cpu")
         batch = batch_tokens([one], cpu).micro_batch([0], 0, packs=False)
         with torch.autocast("cpu", torch.bfloat16, enabled=self.is_autocast):

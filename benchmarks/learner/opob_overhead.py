@@ -18,22 +18,21 @@ length, so that nothing is padding, and rewards differ in every group, so that n
 The last line printed is JSON. Sizes are written HIDDENxSEQUENCE.
 """
 
-import argparse
 import json
 import math
-import resource
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from transformers import LlamaForCausalLM
 
+from benchmarks.harness.apart import said_apart
+from benchmarks.harness.arguments import parser_of
+from benchmarks.harness.made import run_spec
+from benchmarks.harness.measures import peak_resident_bytes
 from benchmarks.harness.random_llama import PAD_TOKEN_ID, random_groups, random_llama
 from vcpo.algo.baseline import optimal_baseline
 from vcpo.api import VCPORunSpec
@@ -46,8 +45,7 @@ WEIGHT_CAP = 8.0
 LONG_TOKENS = 128
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Size:
+class Size(NamedTuple):
     """Of the model and of its batch."""
 
     hidden: int
@@ -136,19 +134,10 @@ def _token_batch(trajectories: Sequence[Trajectory]) -> TokenBatch:
 
 
 def _spec(size: Size) -> VCPORunSpec:
-    return VCPORunSpec.model_validate(
-        {
-            "model": {"name": "random"},
-            "environment": {"name": "countdown"},
-            "steps": 1,
-            "batch": {
-                "promptsPerStep": size.num_groups,
-                "trajectoriesPerPrompt": size.group_size,
-                "microBatchTrajectories": size.micro_batch,
-                "rowLayout": "packed" if size.packs else "padded",
-            },
-        }
-    )
+    groups = {"promptsPerStep": size.num_groups, "trajectoriesPerPrompt": size.group_size}
+    layout = "packed" if size.packs else "padded"
+    batch = {**groups, "microBatchTrajectories": size.micro_batch, "rowLayout": layout}
+    return run_spec(batch=batch)
 
 
 def seconds_by_side(size: Size, repeats: int) -> tuple[dict[str, float], dict[str, Any]]:
@@ -197,25 +186,11 @@ def _model_and_groups(size: Size) -> tuple[LlamaForCausalLM, Groups]:
 
 def peak_bytes(side: str, size: Size) -> int:
     """Growth of this process's largest resident set through two steps of one side."""
-    before = _peak_resident_bytes()
+    before = peak_resident_bytes()
     model, groups = _model_and_groups(size)
     for _ in range(2):
         _run_step(SIDES[side], model, groups, size)
-    return _peak_resident_bytes() - before
-
-
-def _peak_resident_bytes() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def peak_bytes_elsewhere(side: str, name: str, arguments: argparse.Namespace) -> int:
-    """`peak_bytes` in a process of its own."""
-    command = [sys.executable, "-m", "benchmarks.learner.opob_overhead", "--sizes", name]
-    command += ["--peak-of", side, "--threads", str(arguments.threads)]
-    print(f"{name}: memory of {side}", flush=True)
-    # Our own module, by our own interpreter.
-    output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout  # noqa: S603
-    return int(output.splitlines()[-1])
+    return peak_resident_bytes() - before
 
 
 def measure_size(name: str, peaks: dict[str, int], repeats: int | None) -> dict[str, Any]:
@@ -235,22 +210,14 @@ def measure_size(name: str, peaks: dict[str, int], repeats: int | None) -> dict[
 def parse_size(name: str) -> Size:
     """A size by its name; long sequences come in a batch of one group."""
     hidden, sequence = (int(part) for part in name.split("x"))
-    is_long = sequence > LONG_TOKENS
-    return Size(
-        hidden=hidden,
-        sequence=sequence,
-        num_groups=1 if is_long else 8,
-        group_size=8,
-        micro_batch=8 if is_long else 32,
-    )
+    shape = (1, 8, 8) if sequence > LONG_TOKENS else (8, 8, 32)
+    return Size(hidden, sequence, *shape)
 
 
 def main() -> None:
     """Measure every size, or one side's memory."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--sizes", nargs="+", default=["256x64", "768x512"])
+    parser = parser_of(__doc__, sizes=["256x64", "768x512"], threads=(1, "CPU threads"))
     parser.add_argument("--repeats", type=int, help="timed steps of each side (12, or 3 long ones)")
-    parser.add_argument("--threads", type=int, default=1, help="CPU threads")
     parser.add_argument("--peak-of", choices=SIDES, help="print one side's memory in bytes, only")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
@@ -258,8 +225,9 @@ def main() -> None:
         print(peak_bytes(arguments.peak_of, parse_size(arguments.sizes[0])))
         return
     # Memory first: a new process takes over the mark that its parent has left.
+    own, threads = "benchmarks.learner.opob_overhead", f"--threads={arguments.threads}"
     peaks = {
-        name: {side: peak_bytes_elsewhere(side, name, arguments) for side in SIDES}
+        name: {side: said_apart(own, threads, "--peak-of", side, "--sizes", name) for side in SIDES}
         for name in arguments.sizes
     }
     by_size = {}

@@ -25,13 +25,10 @@ One H100 that trains 1.5 B at 0.4 of 800 TFLOPS takes 35,000 tokens a second, ei
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import json
-import multiprocessing
 import sys
-import tempfile
 import threading
 import time
 from collections import defaultdict
@@ -44,14 +41,12 @@ from typing import NamedTuple
 
 import torch
 
+from benchmarks.harness.arguments import parser_of
+from benchmarks.harness.made import run_spec
 from benchmarks.learner.host_syncs import Side, gpu_branches
 from benchmarks.learner.ingest import make_responses
-from benchmarks.soak import Learner, Stream, own_channel
-from vcpo.api import VCPORun, VCPORunSpec
-from vcpo.metrics import RolloutMetrics
-from vcpo_rollout.gauges import RolloutGauges
-from vcpo_rollout.transport.learner_client import LearnerClient
-from vcpo_rollout.transport.weight_files import WeightFiles
+from benchmarks.soak import Learner, Stream, learner_process, make_streams
+from vcpo.api import VCPORunSpec
 
 _GROUP, _TOKENS = 8, 1600
 """Responses of a group, and the mean of their tokens."""
@@ -61,16 +56,13 @@ _SETTLING_S = 2.0
 
 def make_spec(workers: int) -> VCPORunSpec:
     """Return a run whose lag limit lets every worker hold a group and wait for nobody."""
-    spec = {
-        "model": {"name": "none"},
-        "environment": {"name": "countdown"},
-        "steps": 1_000_000,
-        "batch": {"promptsPerStep": 16, "trajectoriesPerPrompt": _GROUP},
-        "algorithm": {"maxPolicyLagSteps": 8 + workers // 8},
-        "sampling": {"maxNewTokens": 2 * _TOKENS},
-        "rollouts": [{"name": "main", "maxReplicas": workers, "maxConcurrentSequences": _GROUP}],
-    }
-    return VCPORun.model_validate({"metadata": {"name": "serving"}, "spec": spec}).spec
+    group = {"name": "main", "maxReplicas": workers, "maxConcurrentSequences": _GROUP}
+    return run_spec(
+        batch={"promptsPerStep": 16, "trajectoriesPerPrompt": _GROUP},
+        algorithm={"maxPolicyLagSteps": 8 + workers // 8},
+        sampling={"maxNewTokens": 2 * _TOKENS},
+        rollouts=[group],
+    )
 
 
 class Step(NamedTuple):
@@ -106,12 +98,9 @@ class Stepping:
                 started_s, (used_s, queued_s) = time.perf_counter(), _scheduled_s()
                 self._side.step()
                 now_s, (later_used_s, later_queued_s) = time.perf_counter(), _scheduled_s()
-                step = Step(
-                    wall_s=now_s - started_s,
-                    cpu_s=later_used_s - used_s,
-                    queued_s=later_queued_s - queued_s,
+                self._steps.append(
+                    Step(now_s - started_s, later_used_s - used_s, later_queued_s - queued_s)
                 )
-                self._steps.append(step)
 
 
 def _scheduled_s() -> tuple[float, float]:
@@ -119,7 +108,7 @@ def _scheduled_s() -> tuple[float, float]:
     return int(ran) / 1e9, int(waited) / 1e9
 
 
-def _serve(connection: Connection, spec: VCPORunSpec, run_dir: Path) -> None:
+def _serve(connection: Connection, run_dir: Path, spec: VCPORunSpec) -> None:
     """Be the learner's process: send the port, and after each message what was measured since."""
 
     async def serve() -> None:
@@ -160,9 +149,8 @@ class PacedStream(Stream):
             for lease in result.leases:
                 due_s += self.interval_s
                 await asyncio.sleep(max(0.0, due_s - time.monotonic()))
-                await self.client.submit(
-                    lease.lease_id, self._responses_to(lease, held.policy_version)
-                )
+                responses = self._responses_to(lease, held.policy_version)
+                await self.client.submit(lease.lease_id, responses)
                 self.accepted[0] += lease.num_trajectories
 
 
@@ -180,33 +168,22 @@ async def measure(
     rates: list[int], *, workers: int, seconds: float, turns: int
 ) -> dict[int, Found]:
     """Let the rates take turns with one learner; return what each showed."""
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
     found: defaultdict[int, Found] = defaultdict(Found)
-    with tempfile.TemporaryDirectory() as run_dir:
-        process = context.Process(
-            target=_serve, args=(theirs, make_spec(workers), Path(run_dir)), daemon=True
-        )
-        process.start()
-        try:
-            port: int = await asyncio.to_thread(ours.recv)
-            for rate in rates * turns:
-                async with _streams(port, workers if rate else 0, rate) as streams:
-                    await asyncio.sleep(_SETTLING_S)
-                    await _asked(ours)
-                    before, started_s = _accepted(streams), time.monotonic()
-                    await asyncio.sleep(seconds)
-                    share, steps = await _asked(ours)
-                    accepted = _accepted(streams) - before
-                    elapsed_s = time.monotonic() - started_s
-                one = found[rate]
-                one.shares.append(share)
-                one.steps += steps
-                one.tokens_per_s.append(_TOKENS * accepted / elapsed_s)
-                print(f"{rate:9,} tokens/s: {len(steps)} steps, share {share:.4f}", flush=True)
-        finally:
-            process.terminate()
-            process.join()
+    with learner_process(_serve, make_spec(workers)) as (_, ours):
+        port: int = await asyncio.to_thread(ours.recv)
+        for rate in rates * turns:
+            async with _streams(port, workers if rate else 0, rate) as streams:
+                await asyncio.sleep(_SETTLING_S)
+                await _asked(ours)
+                before, started_s = _accepted(streams), time.monotonic()
+                await asyncio.sleep(seconds)
+                share, steps = await _asked(ours)
+                per_s = (_accepted(streams) - before) / (time.monotonic() - started_s)
+            one = found[rate]
+            one.shares.append(share)
+            one.steps += steps
+            one.tokens_per_s.append(_TOKENS * per_s)
+            print(f"{rate:9,} tokens/s: {len(steps)} steps, share {share:.4f}", flush=True)
     return found
 
 
@@ -224,20 +201,12 @@ async def _asked(connection: Connection) -> tuple[float, list[Step]]:
 async def _streams(port: int, workers: int, rate: int) -> AsyncIterator[list[PacedStream]]:
     """Let workers submit so many tokens a second together, until the block ends."""
     responses = make_responses(_GROUP, _TOKENS)
-    gauges = RolloutGauges(RolloutMetrics(run="serving", group="main"))
     group_tokens = sum(len(each.response_token_ids) for each in responses)
     async with contextlib.AsyncExitStack() as stack:
-        channels = [await stack.enter_async_context(own_channel(port)) for _ in range(workers)]
-        streams = [
-            PacedStream(
-                LearnerClient(channel, worker_id=f"worker-{number}", rollout_group="main"),
-                WeightFiles(f"127.0.0.1:{port}", gauges),
-                responses,
-                interval_s=workers * group_tokens / max(rate, 1),
-                first_s=number * group_tokens / max(rate, 1),
-            )
-            for number, channel in enumerate(channels)
-        ]
+        streams = await make_streams(stack, port, workers, responses, PacedStream)
+        for number, each in enumerate(streams):
+            each.interval_s = workers * group_tokens / max(rate, 1)
+            each.first_s = number * group_tokens / max(rate, 1)
         running = asyncio.gather(*(each.run(time.monotonic(), 1.0) for each in streams))
         try:
             yield streams
@@ -267,15 +236,13 @@ def report(found: dict[int, Found]) -> dict[str, object]:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(
-        description=(__doc__ or "").partition("\n")[0],
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
-    parser.add_argument("--rates", type=int, nargs="+", default=[35_000, 280_000])
-    parser.add_argument("--workers", type=int, default=64)
-    parser.add_argument("--seconds", type=float, default=15.0, help="of a turn, longer than a step")
-    parser.add_argument("--turns", type=int, default=3)
-    options = parser.parse_args()
+    options = parser_of(
+        __doc__,
+        rates=[35_000, 280_000],
+        workers=64,
+        seconds=(15.0, "of a turn, longer than a step"),
+        turns=3,
+    ).parse_args()
     rates = [0, *options.rates]
     found = asyncio.run(
         measure(rates, workers=options.workers, seconds=options.seconds, turns=options.turns)

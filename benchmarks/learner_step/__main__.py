@@ -21,13 +21,13 @@ of `plain`, at the worst size) at least 0.85; `ratio_vs_trl_min` at least 1.0, n
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from statistics import median
 from typing import Any
 
+from benchmarks.harness.arguments import parser_of
 from benchmarks.learner_step.batch import FOLDER, PRETRAINED, QUICK_SIZES, SIZES, Size
 from benchmarks.learner_step.processes import SideProcess, groups_made_elsewhere
 from benchmarks.learner_step.sides import Side
@@ -80,9 +80,7 @@ def summary(cells: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     return {
         "ratio_vs_plain_min": _least([each["ratio_vs_plain"] for each in cells.values()]),
         "ratio_vs_trl_min": _least([each["ratio_vs_trl"] for each in cells.values()]),
-        "peak_memory_ratio_vs_plain_max": max(
-            (each for each in memory if each is not None), default=None
-        ),
+        "peak_memory_ratio_vs_plain_max": max(filter(None, memory), default=None),
         "sizes": cells,
     }
 
@@ -92,19 +90,21 @@ def _ratio(value: float | None, other: float | None) -> float | None:
 
 
 def _least(ratios: Sequence[float | None]) -> float | None:
-    return min((ratio for ratio in ratios if ratio is not None), default=None)
+    return min(filter(None, ratios), default=None)
 
 
 def main() -> None:
     """Measure every size and print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    pretrained = "only the batch of make demo-real, in bfloat16"
+    quick = "tiny sizes, to see that it works"
+    parser = parser_of(
+        __doc__,
+        repeats=(3, "steps of each side"),
+        pretrained=(False, pretrained),
+        quick=(False, quick),
+    )
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
     parser.add_argument("--sides", nargs="+", type=Side, choices=list(Side), default=list(Side))
-    parser.add_argument("--repeats", type=int, default=3, help="steps of each side")
-    parser.add_argument(
-        "--pretrained", action="store_true", help="only the batch of make demo-real, in bfloat16"
-    )
-    parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that it works")
     arguments = parser.parse_args()
     sizes = QUICK_SIZES if arguments.quick else {name: SIZES[name] for name in arguments.sizes}
     if arguments.pretrained:

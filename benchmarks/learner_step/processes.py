@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import multiprocessing
-import resource
 import time
 from multiprocessing.connection import Connection
-from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import torch
 
 from benchmarks.harness.group_tokens import Groups
+from benchmarks.harness.measures import peak_resident_bytes, resident_bytes
 from benchmarks.learner_step.batch import Size, make_groups
 from benchmarks.learner_step.sides import Side, step_class, warm_up
 
@@ -33,12 +31,7 @@ class SideProcess:
         self._answer()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._process.terminate()
         self._process.join()
 
@@ -67,7 +60,7 @@ def groups_made_elsewhere(size: Size) -> Groups:
 def _serve(connection: Connection, side: Side, size: Size, groups: Groups) -> None:
     torch.set_num_threads(1)
     make_step = step_class(side)
-    inherited = _resident_bytes()
+    inherited = resident_bytes()
     step = make_step(size)
     warm_up(step, groups)
     connection.send(0.0)
@@ -78,10 +71,4 @@ def _serve(connection: Connection, side: Side, size: Size, groups: Groups) -> No
                 step.take(groups)
                 connection.send(time.process_time() - started)
             case "peak":
-                peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-                connection.send(float(peak - inherited))
-
-
-def _resident_bytes() -> int:
-    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-    return pages * resource.getpagesize()
+                connection.send(float(peak_resident_bytes() - inherited))

@@ -14,12 +14,13 @@ import importlib.util
 from collections.abc import Callable
 from enum import StrEnum
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from benchmarks.harness.group_tokens import Groups, Tokens, tokens_of
+from benchmarks.harness.made import run_spec
 from benchmarks.harness.random_llama import shorten
 from benchmarks.learner_step.batch import PAD_TOKEN_ID, Size, make_model
 from vcpo.api import VCPORunSpec
@@ -132,18 +133,12 @@ class LearnerStep:
 
 
 def _spec(size: Size, method: str) -> VCPORunSpec:
-    fields: dict[str, Any] = {
-        "model": {"name": "random"},
-        "environment": {"name": "countdown"},
-        "steps": 1,
-        "algorithm": {"method": method},
-        "batch": {
-            "promptsPerStep": size.num_groups,
-            "trajectoriesPerPrompt": size.trajectories,
-            "microBatchTrajectories": size.micro_batch,
-        },
-        "sampling": {"maxNewTokens": size.tokens - size.prompt_tokens},
-        "learner": {"precision": "float32" if size.folder is None else "bfloat16"},
-        "optimizer": {"learningRate": LEARNING_RATE, "maxGradientNorm": LARGEST_GRADIENT_NORM},
-    }
-    return VCPORunSpec.model_validate(fields)
+    groups = {"promptsPerStep": size.num_groups, "trajectoriesPerPrompt": size.trajectories}
+    return run_spec(
+        steps=1,
+        algorithm={"method": method},
+        batch={**groups, "microBatchTrajectories": size.micro_batch},
+        sampling={"maxNewTokens": size.tokens - size.prompt_tokens},
+        learner={"precision": "float32" if size.folder is None else "bfloat16"},
+        optimizer={"learningRate": LEARNING_RATE, "maxGradientNorm": LARGEST_GRADIENT_NORM},
+    )

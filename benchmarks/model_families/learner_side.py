@@ -13,10 +13,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from benchmarks.harness.made import run_spec, trajectory
 from benchmarks.model_families.tiny_model import FIRST_TOKEN_ID
 from vcpo.api import VCPORunSpec
 from vcpo.service.rotary_table import fix_rotary_table
-from vcpo.wire.trajectory import FinishReason, Trajectory, VersionSpan
+from vcpo.wire.trajectory import Trajectory
 from vcpo_learner.forward.measurable_norms import require_measurable_norms
 from vcpo_learner.forward.policy_network import PolicyNetwork
 from vcpo_learner.forward.token_batch import batch_tokens
@@ -33,20 +34,13 @@ _CPU: Final = torch.device("cpu")
 
 def make_spec(folder: Path, **sections: Mapping[str, Any]) -> VCPORunSpec:
     """Return a run of the model in a folder."""
-    return VCPORunSpec.model_validate(
-        {
-            "environment": {"name": "countdown"},
-            "steps": 1,
-            "sampling": {"maxNewTokens": MAX_NEW_TOKENS},
-            **sections,
-            "model": {"name": str(folder), **sections.get("model", {})},
-            "batch": {
-                "promptsPerStep": 1,
-                "trajectoriesPerPrompt": len(_LENGTHS),
-                **sections.get("batch", {}),
-            },
-        }
-    )
+    groups = {"promptsPerStep": 1, "trajectoriesPerPrompt": len(_LENGTHS)}
+    own = {
+        "sampling": {"maxNewTokens": MAX_NEW_TOKENS},
+        "model": {"name": str(folder), **sections.pop("model", {})},
+        "batch": {**groups, **sections.pop("batch", {})},
+    }
+    return run_spec(**own, **sections)
 
 
 def load_learner(spec: VCPORunSpec) -> tuple[PolicyNetwork, int]:
@@ -64,14 +58,8 @@ def random_trajectories() -> list[Trajectory]:
         return tuple(random.randrange(FIRST_TOKEN_ID, 101) for _ in range(count))
 
     return [
-        Trajectory(
-            trajectory_id=f"0/{number}",
-            prompt_token_ids=tokens(prompt),
-            response_token_ids=tokens(response),
-            rollout_logprobs=(-1.0,) * response,
-            version_spans=(VersionSpan(policy_version=0, num_tokens=response),),
-            reward=float(number % 2),
-            finish_reason=FinishReason.STOP,
+        trajectory(
+            number, tokens(prompt), tokens(response), (-1.0,) * response, reward=float(number % 2)
         )
         for number, (prompt, response) in enumerate(_LENGTHS)
     ]
@@ -132,9 +120,9 @@ class Reference:
     def squared_norms(self) -> Tensor:
         """Return ||grad sum_t log pi(y_t)||^2 of each trajectory, by autograd."""
         norms = []
-        for trajectory in self.trajectories:
+        for one in self.trajectories:
             self.model.zero_grad()
-            torch.autograd.backward(plain_logprobs(self.model, trajectory).sum())
+            torch.autograd.backward(plain_logprobs(self.model, one).sum())
             gradients = [each.grad for each in self.model.parameters() if each.grad is not None]
             norms.append(sum(float(each.double().square().sum()) for each in gradients))
         return torch.tensor(norms, dtype=torch.float64)

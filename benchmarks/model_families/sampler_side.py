@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 from typing import Any, Final
 
 import torch
 
+from benchmarks.harness.made import trajectory
 from benchmarks.model_families.learner_side import (
     MAX_NEW_TOKENS,
     learner_logprobs,
@@ -27,7 +27,6 @@ from vcpo_learner.update.micro_batches import MicroBatchRunner
 from vcpo_rollout.engines.engine import (
     Engine,
     EngineError,
-    Generation,
     GenerationRequest,
     PolicyWeights,
 )
@@ -50,11 +49,8 @@ def engine_difference(folder: Path, engine: EngineName, *, adapters: bool = Fals
         StartError: if the learner refuses the model.
         ValueError: if the worker does.
     """
-    group: dict[str, Any] = {
-        "name": "main",
-        "engine": engine,
-        "maxConcurrentSequences": len(_PROMPTS) // 2,
-    }
+    places = {"maxConcurrentSequences": len(_PROMPTS) // 2}
+    group: dict[str, Any] = {"name": "main", "engine": engine, **places}
     if engine is EngineName.VLLM:
         group["kvCacheGibibytes"] = 1 / 8
     spec = make_spec(folder, rollouts=[group], model={"lora": _LORA} if adapters else {})
@@ -112,20 +108,13 @@ async def _sample(engine: Engine, version: int) -> list[Trajectory]:
         for number, prompt in enumerate(prompts)
     ]
     found = await asyncio.gather(*map(engine.generate, requests))
-    return _trajectories(prompts, found)
-
-
-def _trajectories(
-    prompts: Sequence[tuple[int, ...]], found: Sequence[Generation]
-) -> list[Trajectory]:
     return [
-        Trajectory(
-            trajectory_id=f"0/{number}",
-            prompt_token_ids=prompt,
-            response_token_ids=one.token_ids,
-            rollout_logprobs=one.logprobs,
+        trajectory(
+            number,
+            prompt,
+            one.token_ids,
+            one.logprobs,
             version_spans=one.version_spans,
-            reward=0.0,
             finish_reason=one.finish_reason,
         )
         for number, (prompt, one) in enumerate(zip(prompts, found, strict=True))

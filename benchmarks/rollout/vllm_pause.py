@@ -12,7 +12,6 @@ vLLM runs in a process of its own, so other work on the machine adds to the seco
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import tempfile
@@ -28,6 +27,7 @@ import torch
 from torch.nn import Linear, Module
 from vllm.v1.engine.async_llm import AsyncLLM
 
+from benchmarks.harness.arguments import parser_of
 from benchmarks.harness.successive_versions import make_model, updates
 from vcpo.api.workloads import Lora, Model, Precision, RolloutGroup
 from vcpo_rollout.engines.engine import PolicyWeights, WeightChanges
@@ -129,13 +129,14 @@ def _weights(payload: bytes, names: Collection[str] | None, *, base: int) -> Pol
 
 def main() -> None:
     """Measure and print everything as JSON."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--hidden", type=int, default=768, help="width of the model")
-    parser.add_argument("--layers", type=int, default=10)
-    parser.add_argument("--steps", type=int, default=3, help="optimizer steps; the last one counts")
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--rank", type=int, default=16, help="rank of the adapters")
-    arguments = parser.parse_args()
+    arguments = parser_of(
+        __doc__,
+        hidden=(768, "width of the model"),
+        layers=10,
+        steps=(3, "optimizer steps; the last one counts"),
+        rounds=7,
+        rank=(16, "rank of the adapters"),
+    ).parse_args()
     torch.set_num_threads(1)
     model = make_model(arguments.hidden, arguments.layers)
     *_, update = updates(model, steps={arguments.steps}, learning_rate=1e-6)
@@ -147,30 +148,18 @@ def main() -> None:
     }
     lora = Lora(rank=arguments.rank)
     adapters = random_adapters(model, lora.rank)
-    with tempfile.TemporaryDirectory() as directory:
-        model.save_pretrained(directory)
+    group = {"name": "vllm", "engine": "vllm", "precision": Precision.BFLOAT16}
+    sizes = {"maxConcurrentSequences": 8, "kvCacheGibibytes": 1 / 16}
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
         settings = VllmSettings(
-            model=Model(name=directory),
-            group=RolloutGroup.model_validate(
-                {
-                    "name": "vllm",
-                    "engine": "vllm",
-                    "precision": Precision.BFLOAT16,
-                    "maxConcurrentSequences": 8,
-                    "kvCacheGibibytes": 1 / 16,
-                }
-            ),
-            seed=0,
+            model=Model(name=folder), group=RolloutGroup.model_validate(group | sizes), seed=0
         )
         report = asyncio.run(measure(settings, update.after, cases, arguments.rounds))
+        with_adapters = replace(settings, model=Model(name=folder, lora=lora), serves_adapters=True)
+        full = {"full_payload": update.after}
         report |= asyncio.run(
-            measure(
-                replace(settings, model=Model(name=directory, lora=lora), serves_adapters=True),
-                adapters,
-                {"adapters": None},
-                arguments.rounds,
-                full_payload=update.after,
-            )
+            measure(with_adapters, adapters, {"adapters": None}, arguments.rounds, **full)
         )
     print(json.dumps({"parameters": model.num_parameters(), **report}))
 

@@ -21,8 +21,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import time
-from collections.abc import Callable
 from statistics import median
 from typing import Any
 
@@ -30,6 +28,8 @@ import numpy as np
 import torch
 from transformers import LlamaForCausalLM
 
+from benchmarks.harness.arguments import parser_of
+from benchmarks.harness.measures import cpu_seconds, in_digits
 from benchmarks.harness.successive_versions import Update, make_model, updates
 from tests.fixtures.weight_changes import delta_between
 from vcpo.wire.deltas import apply_deltas, elements_of
@@ -37,13 +37,6 @@ from vcpo.wire.weights import manifest_of, tensor_sections, verify
 from vcpo_rollout.engines.engine import PolicyWeights, WeightChanges
 from vcpo_rollout.engines.hf.decoding import DecodeBatch
 from vcpo_rollout.engines.loading_weights import read_weights, stage_weights, tensors_of
-
-
-def measure_seconds(function: Callable[[], Any]) -> tuple[float, Any]:
-    """Return the CPU seconds of a call, and its result."""
-    started_s = time.process_time()
-    result = function()
-    return time.process_time() - started_s, result
 
 
 class Receiver:
@@ -58,8 +51,8 @@ class Receiver:
         """Load a full set read before the pause, then one read in it; return the pauses."""
         weights = PolicyWeights(version, payload)
         tensors = read_weights(self.model, weights)
-        full_s, _ = measure_seconds(lambda: self.batch.swap(version, tensors))
-        reload_s, _ = measure_seconds(
+        full_s, _ = cpu_seconds(lambda: self.batch.swap(version, tensors))
+        reload_s, _ = cpu_seconds(
             lambda: self.batch.swap(version, read_weights(self.model, weights))
         )
         self.payload = payload
@@ -81,8 +74,8 @@ class Receiver:
             )
             return stage_weights(self.model, weights, in_use=held)
 
-        apply_s, staged = measure_seconds(apply)
-        pause_s, _ = measure_seconds(lambda: self.batch.swap(update.step, staged))
+        apply_s, staged = cpu_seconds(apply)
+        pause_s, _ = cpu_seconds(lambda: self.batch.swap(update.step, staged))
         assert self.payload == update.after, "the delta did not give the learner's bytes"
         self.check()
         return {"apply_s": apply_s, "pause_s": pause_s}
@@ -104,7 +97,7 @@ def num_changed(before: bytearray, after: bytearray) -> int:
 def measure_delta(receiver: Receiver, update: Update) -> dict[str, float]:
     """Measure the delta of one step."""
     whole = receiver.hold(update.step - 1, update.before)
-    encode_s, delta = measure_seconds(lambda: delta_between(update.before, update.after))
+    encode_s, delta = cpu_seconds(lambda: delta_between(update.before, update.after))
     num_values = sum(section.num_elements for section in tensor_sections(update.after).values())
     return {
         "changed_fraction": num_changed(update.before, update.after) / num_values,
@@ -116,20 +109,20 @@ def measure_delta(receiver: Receiver, update: Update) -> dict[str, float]:
     }
 
 
-def measure(*, hidden: int, layers: int, steps: int, learning_rate: float) -> dict[str, Any]:
+def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     """Train, and send the deltas of the first step and of the last three to a receiver."""
-    model = make_model(hidden, layers)
-    receiver = Receiver(make_model(hidden, layers).bfloat16())
+    steps, shape = arguments.steps, (arguments.hidden, arguments.layers)
+    model, receiver = make_model(*shape), Receiver(make_model(*shape).bfloat16())
     by_step = []
     chosen = {1, *range(max(1, steps - 2), steps + 1)}
-    for update in updates(model, steps=chosen, learning_rate=learning_rate):
+    for update in updates(model, steps=chosen, learning_rate=arguments.learning_rate):
         by_step.append(measure_delta(receiver, update))
-        print(json.dumps({"step": update.step, **_round(by_step[-1])}), flush=True)
+        print(json.dumps({"step": update.step, **in_digits(by_step[-1])}), flush=True)
     return {
         "parameters": model.num_parameters(),
         "full_bytes": len(receiver.payload),
         "steps": steps,
-        **_round(summary(by_step)),
+        **in_digits(summary(by_step)),
     }
 
 
@@ -147,26 +140,17 @@ def summary(by_step: list[dict[str, float]]) -> dict[str, float]:
     }
 
 
-def _round(numbers: dict[str, float]) -> dict[str, float]:
-    return {name: float(f"{number:.4g}") for name, number in numbers.items()}
-
-
 def main() -> None:
     """Measure and print everything as JSON."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--hidden", type=int, default=768, help="width of the model")
-    parser.add_argument("--layers", type=int, default=10)
-    parser.add_argument("--steps", type=int, default=32, help="optimizer steps")
-    parser.add_argument("--learning-rate", type=float, default=1e-6)
-    arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    report = measure(
-        hidden=arguments.hidden,
-        layers=arguments.layers,
-        steps=arguments.steps,
-        learning_rate=arguments.learning_rate,
+    parser = parser_of(
+        __doc__,
+        hidden=(768, "width of the model"),
+        layers=10,
+        steps=(32, "optimizer steps"),
+        learning_rate=1e-6,
     )
-    print(json.dumps(report))
+    torch.set_num_threads(1)
+    print(json.dumps(measure(parser.parse_args())))
 
 
 if __name__ == "__main__":
