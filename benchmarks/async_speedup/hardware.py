@@ -2,15 +2,40 @@
 
 from __future__ import annotations
 
+import math
+import random
 from dataclasses import dataclass, replace
+from statistics import NormalDist
 from typing import Final
-
-from benchmarks.harness.timed_engine import Lengths
 
 GROUPS: Final = 4
 """Groups of one step."""
 GROUP_SIZE: Final = 8
 """Responses of one group."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lengths:
+    """Log-normal lengths of responses, in tokens."""
+
+    median: float
+    sigma: float
+    """Standard deviation of the logarithm, above 0."""
+    most: int
+
+    def draw(self, rng: random.Random, above: int) -> int:
+        """Draw a length above `above` and at most `most`."""
+        normal = NormalDist(math.log(self.median), self.sigma)
+        least = normal.cdf(math.log(above)) if above else 0.0
+        share = least + (1.0 - least) * rng.random()
+        drawn = math.exp(normal.inv_cdf(share)) if 0.0 < share < 1.0 else float(self.most)
+        return max(above + 1, min(math.ceil(drawn), self.most))
+
+    def expected_longest(self, count: int) -> float:
+        """Return the mean of the longest of `count` lengths: the sum over x >= 0 of P(some > x)."""
+        normal = NormalDist(math.log(self.median), self.sigma)
+        at_most = (normal.cdf(math.log(length)) for length in range(1, self.most))
+        return 1.0 + sum(1.0 - share**count for share in at_most)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

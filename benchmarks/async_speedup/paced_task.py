@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.async_speedup.hardware import GROUP_SIZE
-from benchmarks.harness.timed_engine import Lengths
+from benchmarks.async_speedup.hardware import GROUP_SIZE, Lengths
 from vcpo_rollout.environments.environment import Prompt, Split, make_environment
 
 _POLL_S = 0.1
