@@ -28,10 +28,12 @@ last line is JSON:
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+import math
 from pathlib import Path
-from statistics import fmean, median
+from statistics import median
 from typing import Any, Final
+
+import pandas as pd
 
 from research.alarms import first_alarm
 from research.cells.records import CellRecord, table_records
@@ -51,122 +53,89 @@ _LOW_EVALUATIONS: Final = 2
 """As `VCPOEvaluationFalling` asks for."""
 
 
-class Judged:
-    """A recorded cell and what the warning says of it."""
-
-    def __init__(self, record: CellRecord) -> None:
-        self.method = record.method
-        self.lag = record.lag
-        self.seed = record.seed
-        self.collapse = collapse_step(record.evaluations)
-        self.alarm = first_alarm(record.steps, WarningLevel.CRITICAL)
-        accuracies = [each.accuracy for each in record.evaluations]
-        self.is_recovered = accuracies[-1] > RECOVERED_SHARE * max(accuracies)
-        self.is_evaluated_low = _is_evaluated_low(accuracies)
-
-    @property
-    def is_warned(self) -> bool:
-        return self.alarm is not None and (self.collapse is None or self.alarm < self.collapse)
-
-    @property
-    def lead_steps(self) -> int:
-        return 0 if self.alarm is None or self.collapse is None else self.collapse - self.alarm
-
-
-def _is_evaluated_low(accuracies: Sequence[float]) -> bool:
-    """Return whether two evaluations in a row are low at any time."""
+def judged(record: CellRecord) -> dict[str, Any]:
+    """Return a recorded cell and what the warning says of it."""
+    collapse = collapse_step(record.evaluations)
+    alarm = first_alarm(record.steps, WarningLevel.CRITICAL)
+    accuracies = [each.accuracy for each in record.evaluations]
     errors = [share_error(each, _EVALUATION_PROMPTS) for each in accuracies]
-    return any(
-        num_low_at_end(accuracies[:end], errors=errors[:end]) >= _LOW_EVALUATIONS
-        for end in range(1, 1 + len(accuracies))
-    )
-
-
-def evaluation_alert(cells: Sequence[Judged]) -> dict[str, list[int]]:
-    """Return numbers of cells and of those that alert by their evaluations."""
-    others = [each for each in cells if each.collapse is None]
-    kinds = {
-        "collapses": [each for each in cells if each.collapse is not None],
-        "others": others,
-        "default": [each for each in others if each.method == DEFAULT],
-    }
+    ends = range(1, 1 + len(accuracies))
     return {
-        name: [len(those), sum(each.is_evaluated_low for each in those)]
-        for name, those in kinds.items()
+        "method": record.method,
+        "lag": record.lag,
+        "seed": record.seed,
+        "fell": collapse is not None,
+        "lead": math.nan if alarm is None or collapse is None else collapse - alarm,
+        "warned": alarm is not None and (collapse is None or alarm < collapse),
+        "recovered": accuracies[-1] > RECOVERED_SHARE * max(accuracies),
+        "low": any(
+            num_low_at_end(accuracies[:end], errors=errors[:end]) >= _LOW_EVALUATIONS
+            for end in ends
+        ),
     }
 
 
-def quality(cells: Sequence[Judged]) -> dict[str, Any]:
+def quality(cells: pd.DataFrame) -> dict[str, Any]:
     """Return precision, recall and lead of the warning; None where nothing counts."""
-    collapsed = [each for each in cells if each.collapse is not None]
-    warned = [each for each in cells if each.is_warned]
-    leads = [each.lead_steps for each in collapsed if each.is_warned]
-    right = len(leads)
+    leads = cells.lead[cells.fell & cells.warned]
+    right, warned, fallen = len(leads), int(cells.warned.sum()), int(cells.fell.sum())
     return {
-        "precision": round(right / len(warned), 3) if warned else None,
-        "recall": round(right / len(collapsed), 3) if collapsed else None,
-        "lead_steps_median": median(leads) if leads else None,
+        "precision": round(right / warned, 3) if warned else None,
+        "recall": round(right / fallen, 3) if fallen else None,
+        "lead_steps_median": median(map(int, leads)) if right else None,
         "cells": len(cells),
-        "collapses": len(collapsed),
+        "collapses": fallen,
     }
 
 
-def missed(cells: Sequence[Judged]) -> dict[str, int]:
+def missed(plain: pd.DataFrame) -> dict[str, int]:
     """Return what became of the collapses that came without a warning; see the module."""
-    plain = [each for each in cells if each.method != DEFAULT]
-    unseen = [each for each in plain if each.collapse is not None and not each.is_warned]
-    rest = [each for each in unseen if each.alarm is None or -each.lead_steps > _EVALUATION_STEPS]
+    unseen = plain[plain.fell & ~plain.warned]
+    is_late = unseen.lead >= -_EVALUATION_STEPS
+    recovered = unseen.recovered[~is_late]
     return {
         "collapses": len(unseen),
-        "late": len(unseen) - len(rest),
-        "recovered": sum(each.is_recovered for each in rest),
+        "late": int(is_late.sum()),
+        "recovered": int(recovered.sum()),
     }
 
 
-def by_method(cells: Sequence[Judged]) -> dict[str, Any]:
-    """Return the quality for each method without a trust region, and for all of them."""
-    plain = [each for each in cells if each.method != DEFAULT]
-    methods = sorted({each.method for each in plain})
-    each_one = {name: quality([one for one in plain if one.method == name]) for name in methods}
-    return {**each_one, "all": quality(plain)}
+def by_method(plain: pd.DataFrame) -> dict[str, Any]:
+    """Return the quality for each method, and for all of them."""
+    return {**{str(at): quality(own) for at, own in plain.groupby("method")}, "all": quality(plain)}
 
 
-def measure(tuned: Iterable[Judged], other: Iterable[Judged]) -> dict[str, Any]:
+def measure(tuned: pd.DataFrame, other: pd.DataFrame) -> dict[str, Any]:
     """Return the figures; see the module."""
-    tuned, other = list(tuned), list(other)
-    odd = [each for each in tuned if each.seed % 2]
-    plain = [each for each in (*odd, *other) if each.method != DEFAULT]
-    default = [each for each in (*tuned, *other) if each.method == DEFAULT]
-    held = [each for each in default if each.collapse is None]
-    fallen = [each for each in default if each.collapse is not None]
-    lags = sorted({each.lag for each in plain})
+    cells = pd.concat([tuned, other])
+    odd, new = (each[each.method != DEFAULT] for each in (tuned[tuned.seed % 2 == 1], other))
+    default = cells[cells.method == DEFAULT]
+    held, fallen = default[~default.fell], default[default.fell]
+    kinds = {"collapses": cells[cells.fell], "others": cells[~cells.fell], "default": held}
+    by_lag = pd.concat([odd, new]).groupby("lag")
     return {
         "by_method": by_method(odd),
-        "other_task": by_method(other),
-        "other_task_missed": missed(other),
-        "recall_by_lag": {
-            lag: quality([each for each in plain if each.lag == lag])["recall"] for lag in lags
-        },
-        "false_critical_share_default": round(fmean(each.is_warned for each in held), 4),
+        "other_task": by_method(new),
+        "other_task_missed": missed(new),
+        "recall_by_lag": {int(lag): quality(own)["recall"] for lag, own in by_lag},
+        "false_critical_share_default": round(held.warned.mean(), 4),
         "default_cells": len(held),
         "default_collapses": [
-            [lag, len(those), sum(each.is_warned for each in those)]
-            for lag in sorted({each.lag for each in fallen})
-            for those in [[each for each in fallen if each.lag == lag]]
+            [int(lag), len(own), int(own.warned.sum())] for lag, own in fallen.groupby("lag")
         ],
-        "evaluation_alert": evaluation_alert([*tuned, *other]),
+        "evaluation_alert": {at: [len(own), int(own.low.sum())] for at, own in kinds.items()},
     }
 
 
-def judged_cells(task: str) -> list[Judged]:
-    """Judge all recorded cells of a task."""
-    return [Judged(each) for each in table_records(RESULTS / task / "cells.jsonl.bz2")]
+def judged_cells(*tasks: str) -> pd.DataFrame:
+    """Judge all recorded cells of tasks."""
+    tables = (RESULTS / task / "cells.jsonl.bz2" for task in tasks)
+    return pd.DataFrame([judged(each) for table in tables for each in table_records(table)])
 
 
 def main() -> None:
     """Print the figures."""
-    tuned = [cell for task in TUNED_TASKS for cell in judged_cells(task)]
-    print(json.dumps(measure(tuned, judged_cells(OTHER_TASK))))
+    print(json.dumps(measure(judged_cells(*TUNED_TASKS), judged_cells(OTHER_TASK))))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -19,58 +18,34 @@ NEWEST: Final = 20
 _BASES: Final = ("origin/main", "main")
 
 
-def main(root: Path = ROOT) -> int:
+def main() -> int:
     """Name each subject that is too long; return the exit status."""
-    found = commits(root)
-    if found is None:
+    if not _git("rev-parse", "--verify", "--quiet", "HEAD"):
         sys.stdout.write("commit subjects: no git history here, so nothing is checked\n")
         return 0
-    for line in too_long(found):
-        sys.stderr.write(f"{line}\n")
-    return int(any(too_long(found)))
-
-
-def commits(root: Path) -> list[tuple[str, str]] | None:
-    """Return hash and subject of the commits to look at; None without git."""
-    if _git(root, "rev-parse", "--verify", "--quiet", "HEAD") is None:
-        return None
     newest = [f"--max-count={NEWEST}", "HEAD"]
-    for base in _BASES:
-        # Nothing in a clone without that branch, or one too shallow to have where it began.
-        if merge_base := _git(root, "merge-base", base, "HEAD"):
-            if merge_base != _git(root, "rev-parse", "HEAD"):
-                newest = [f"{merge_base}..HEAD"]
-            break
-    logged = _git(root, "log", "--no-merges", "--format=%h%x09%s", *newest) or ""
-    return [(name, subject) for name, _, subject in map(_split_line, logged.splitlines())]
+    # Nothing in a clone without that branch, or one too shallow to have where it began.
+    merge_base = next(filter(None, (_git("merge-base", base, "HEAD") for base in _BASES)), "")
+    if merge_base and merge_base != _git("rev-parse", "HEAD"):
+        newest = [f"{merge_base}..HEAD"]
+    status = 0
+    for line in _git("log", "--no-merges", "--format=%h%x09%s", *newest).splitlines():
+        name, _, subject = line.partition("\t")
+        if (length := len(subject)) > LONGEST_CHARACTERS:
+            status = 1
+            cure = f"{LONGEST_CHARACTERS} fit; say what changed, and why in the body"
+            sys.stderr.write(f"{name}: a subject of {length} characters, and {cure}: {subject}\n")
+    return status
 
 
-def too_long(found: Iterable[tuple[str, str]]) -> Iterator[str]:
-    """Yield a line for each commit with a subject that is too long."""
-    for name, subject in found:
-        if len(subject) > LONGEST_CHARACTERS:
-            yield (
-                f"{name}: a subject of {len(subject)} characters, and {LONGEST_CHARACTERS} fit; say"
-                f" what changed, and why in the body: {subject}"
-            )
-
-
-def _split_line(line: str) -> tuple[str, str, str]:
-    return line.partition("\t")
-
-
-def _git(root: Path, *arguments: str) -> str | None:
-    """Return what a git command says; None if it fails or there is no git."""
+def _git(*arguments: str) -> str:
+    """Return what a git command says; nothing if it fails or there is no git."""
+    command = ["git", "-C", str(ROOT), *arguments]
     try:
-        asked = subprocess.run(  # noqa: S603 - arguments of our own
-            ["git", "-C", str(root), *arguments],  # noqa: S607 - the git of the machine
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        asked = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
     except FileNotFoundError:
-        return None
-    return asked.stdout.strip() if asked.returncode == 0 else None
+        return ""
+    return asked.stdout.strip() if asked.returncode == 0 else ""
 
 
 if __name__ == "__main__":

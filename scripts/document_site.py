@@ -23,15 +23,13 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 SITE: Final = ROOT / "dist" / "site"
 _LINK: Final = re.compile(r"(\]\(|src=\")([^)\s\"#:]+)(#[^)\s\"]*)?(\)|\")")
 _DOCS, _SOURCE, _INDEX = "docs", "source", "index.md"
-_GENERATED: Final = ("reference.md", "metrics.md")
+_GENERATED: Final = {"reference.md": render_reference, "metrics.md": render_metrics}
 
 
 class _Count(logging.Handler):
-    """Counts the warnings of a build."""
+    """Keeps the warnings of a build."""
 
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.lines: list[str] = []
+    lines: Final[list[str]] = []
 
     def emit(self, record: logging.LogRecord) -> None:
         self.lines.append(record.getMessage())
@@ -45,7 +43,7 @@ def main() -> int:
     from mkdocs.commands.build import build
     from mkdocs.config import load_config
 
-    found = _Count()
+    found = _Count(logging.WARNING)
     logging.getLogger("mkdocs").addHandler(found)
     build(load_config(str(ROOT / "mkdocs.yml")))
     for line in found.lines:
@@ -61,16 +59,14 @@ def on_files(files: Any, config: Any) -> Any:
 
     files.append(File.generated(config, _INDEX, content=_adapted(_readme(), "README.md")))
     pages = [page.src_uri for page in files.documentation_pages() if page.src_uri != _INDEX]
-    files.append(File.generated(config, "reference.md", content=render_reference.rendered_page()))
-    files.append(File.generated(config, "metrics.md", content=render_metrics.rendered_page()))
+    for name, module in _GENERATED.items():
+        files.append(File.generated(config, name, content=module.rendered_page()))
     texts = {f"{_DOCS}/{page}": (ROOT / _DOCS / page).read_text("utf-8") for page in pages}
     texts["README.md"] = _readme()
     for target in sorted({each for page in texts for each in outside(texts[page], page)}):
         path = ROOT / target
         if path.is_file():
-            # A page of the repository is shown as it is written.
-            name = f"{_SOURCE}/{target}.txt" if path.suffix == ".md" else f"{_SOURCE}/{target}"
-            files.append(File.generated(config, name, abs_src_path=str(path)))
+            files.append(File.generated(config, _source(target), abs_src_path=str(path)))
     return files
 
 
@@ -117,15 +113,17 @@ def _place(target: str) -> str | None:
         return _INDEX
     if target.startswith(f"{_DOCS}/"):
         inside = target.removeprefix(f"{_DOCS}/")
-        if path.is_dir():
-            pages = [path / "README.md", *sorted(path.glob("*.md"))]
-            return f"{inside}/{next(each.name for each in pages if each.is_file())}"
-        return inside
+        pages = [path / "README.md", *sorted(path.glob("*.md"))] if path.is_dir() else []
+        first = next((f"/{each.name}" for each in pages if each.is_file()), "")
+        return f"{inside}{first}"
     if path.is_dir():  # the site has no listings
         return _INDEX
-    if not path.is_file():
-        return None
-    return f"{_SOURCE}/{target}.txt" if path.suffix == ".md" else f"{_SOURCE}/{target}"
+    return _source(target) if path.is_file() else None
+
+
+def _source(target: str) -> str:
+    """Return where the site has a file outside of docs/; a page is shown as it is written."""
+    return f"{_SOURCE}/{target}.txt" if target.endswith(".md") else f"{_SOURCE}/{target}"
 
 
 def _readme() -> str:

@@ -59,18 +59,9 @@ metadata:
     app.kubernetes.io/part-of: vcpo
     pod-security.kubernetes.io/enforce: restricted"""
 _KIND_ORDER = (
-    "Namespace",
-    "CustomResourceDefinition",
-    "ServiceAccount",
-    "ClusterRole",
-    "ClusterRoleBinding",
-    "ValidatingAdmissionPolicy",
-    "ValidatingAdmissionPolicyBinding",
-    "Role",
-    "RoleBinding",
-    "Service",
-    "NetworkPolicy",
-    "Deployment",
+    *("Namespace", "CustomResourceDefinition", "ServiceAccount", "ClusterRole"),
+    *("ClusterRoleBinding", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"),
+    *("Role", "RoleBinding", "Service", "NetworkPolicy", "Deployment"),
 )
 _HELM_LABEL = re.compile(r"^ +(helm\.sh/chart: .*|app\.kubernetes\.io/managed-by: Helm)\n", re.M)
 
@@ -148,11 +139,9 @@ def main() -> int:
         if not arguments.check:
             for path, text in drifted.items():
                 path.write_text(text)
+    cure = "is stale. Cure: python scripts/render_manifests.py"
     for path in stale:
-        found = (
-            "is stale. Cure: python scripts/render_manifests.py" if arguments.check else "written"
-        )
-        sys.stderr.write(f"{path.relative_to(ROOT)} {found}\n")
+        sys.stderr.write(f"{path.relative_to(ROOT)} {cure if arguments.check else 'written'}\n")
     return 1 if stale and arguments.check else 0
 
 

@@ -10,26 +10,12 @@ from typing import Any, Final
 from vcpo.api.run import json_schema
 
 FIRST: Final = (
-    "model.name",
-    "model.lora.rank",
-    "environment.name",
-    "environment.parameters",
-    "environment.rewards",
-    "environment.systemPrompt",
-    "steps",
-    "batch.promptsPerStep",
-    "batch.trajectoriesPerPrompt",
-    "sampling.maxNewTokens",
-    "sampling.temperature",
-    "algorithm.method",
-    "algorithm.maxPolicyLagSteps",
-    "optimizer.learningRate",
-    "evaluation.everySteps",
-    "evaluation.prompts",
-    "checkpoint.everySteps",
-    "rollouts[].maxReplicas",
-    "rollouts[].maxConcurrentSequences",
-    "rollouts[].engine",
+    *("model.name", "model.lora.rank", "environment.name", "environment.parameters"),
+    *("environment.rewards", "environment.systemPrompt", "steps", "batch.promptsPerStep"),
+    *("batch.trajectoriesPerPrompt", "sampling.maxNewTokens", "sampling.temperature"),
+    *("algorithm.method", "algorithm.maxPolicyLagSteps", "optimizer.learningRate"),
+    *("evaluation.everySteps", "evaluation.prompts", "checkpoint.everySteps"),
+    *("rollouts[].maxReplicas", "rollouts[].maxConcurrentSequences", "rollouts[].engine"),
 )
 """The twenty fields that people set first; the page begins with them."""
 

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from rich.console import Console
 
@@ -116,14 +116,9 @@ def make_run(setting: Setting, hardware: Hardware, *, workers_folder: Path) -> V
         "workers_folder": str(workers_folder),
         "workers": setting.workers,
     }
-    places = hardware.worker_groups * GROUP_SIZE
-    group: dict[str, Any] = {
-        "name": "main",
-        "minReplicas": setting.workers,
-        "maxReplicas": setting.workers,
-        "maxConcurrentSequences": places,
-        "threads": 1,
-    }
+    places, workers = hardware.worker_groups * GROUP_SIZE, setting.workers
+    replicas = {"minReplicas": workers, "maxReplicas": workers}
+    groups = {"promptsPerStep": GROUPS, "trajectoriesPerPrompt": GROUP_SIZE}
     spec = {
         "model": {"name": str(_MODEL)},
         "environment": {
@@ -132,21 +127,17 @@ def make_run(setting: Setting, hardware: Hardware, *, workers_folder: Path) -> V
         },
         "seed": setting.seed,
         "steps": setting.steps,
-        "batch": {
-            "promptsPerStep": GROUPS,
-            "trajectoriesPerPrompt": GROUP_SIZE,
-            "microBatchTrajectories": GROUPS * GROUP_SIZE,
-        },
+        "batch": {**groups, "microBatchTrajectories": GROUPS * GROUP_SIZE},
         "sampling": {"maxNewTokens": 6},
         "algorithm": {"maxPolicyLagSteps": setting.lag},
         "optimizer": {"learningRate": 1e-4, "schedule": "linear"},
         # Evaluations before the first step, which occupies every worker, and after the last;
         # checkpoints are judged later.
-        "evaluation": {"everySteps": setting.steps, "prompts": setting.workers * places},
+        "evaluation": {"everySteps": setting.steps, "prompts": workers * places},
         "checkpoint": {"everySteps": _CHECKPOINT_STEPS, "keep": 1000},
         "learner": {"threads": 1},
         "control": {"pollSeconds": 1},
-        "rollouts": [group],
+        "rollouts": [{"name": "main", "maxConcurrentSequences": places, "threads": 1, **replicas}],
     }
-    name = f"lag-{setting.lag}-workers-{setting.workers}"
+    name = f"lag-{setting.lag}-workers-{workers}"
     return VCPORun.model_validate({"metadata": {"name": name}, "spec": spec})

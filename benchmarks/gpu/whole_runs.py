@@ -113,27 +113,20 @@ def _save_model(setting: Setting, folder: Path) -> None:
 
 
 def _document(setting: Setting, model_folder: Path, engine: str) -> dict[str, Any]:
-    group = {
-        "name": "main",
-        "engine": engine,
-        "maxConcurrentSequences": setting.choose(64, 16),
-        "precision": setting.precision,
-    }
+    places = {"maxConcurrentSequences": setting.choose(64, 16), "precision": setting.precision}
+    group = {"name": "main", "engine": engine, **places}
     if not setting.is_gpu:
         group |= {"threads": 1, **({"kvCacheGibibytes": 0.125} if engine == "vllm" else {})}
-    return {
-        "apiVersion": "vcpo.dev/v1alpha1",
-        "kind": "VCPORun",
-        "metadata": {"name": "gpu-check"},
-        "spec": {
-            "model": {"name": str(model_folder)},
-            "environment": {"name": "benchmarks.gpu.random_task:RandomTask"},
-            "steps": setting.choose(4 if setting.is_quick else 12, 2),
-            "batch": {"promptsPerStep": setting.choose(16, 2), "trajectoriesPerPrompt": 4},
-            "sampling": {"maxNewTokens": setting.choose(256, 16)},
-            "optimizer": {"learningRate": 1e-6},
-            "algorithm": {"maxPolicyLagSteps": 2},
-            "learner": {"precision": setting.precision},
-            "rollouts": [group],
-        },
+    spec = {
+        "model": {"name": str(model_folder)},
+        "environment": {"name": "benchmarks.gpu.random_task:RandomTask"},
+        "steps": setting.choose(4 if setting.is_quick else 12, 2),
+        "batch": {"promptsPerStep": setting.choose(16, 2), "trajectoriesPerPrompt": 4},
+        "sampling": {"maxNewTokens": setting.choose(256, 16)},
+        "optimizer": {"learningRate": 1e-6},
+        "algorithm": {"maxPolicyLagSteps": 2},
+        "learner": {"precision": setting.precision},
+        "rollouts": [group],
     }
+    head = {"apiVersion": "vcpo.dev/v1alpha1", "kind": "VCPORun", "metadata": {"name": "gpu-check"}}
+    return {**head, "spec": spec}

@@ -61,10 +61,8 @@ def main() -> None:
         print(f"{name}: {json.dumps(sides[name])}", flush=True)
 
     judge("trl", trl_side(options.model, num_steps, options.seed))
-    for name, algorithm, workers in (
-        ("on_policy", on_policy, 1),
-        ("asynchronous", ahead, training.workers),
-    ):
+    ways = {"on_policy": (on_policy, 1), "asynchronous": (ahead, training.workers)}
+    for name, (algorithm, workers) in ways.items():
         document = _document(training, num_steps, options.seed, algorithm, workers)
         judge(name, our_side(document, workers))
     print(json.dumps(comparison(sides, training.rewards[-1])))
@@ -78,12 +76,11 @@ def comparison(sides: Mapping[str, Mapping[str, Any]], reward: float) -> dict[st
         mine, theirs = side[f"to_{reward:g}"][key], trl[f"to_{reward:g}"][key]
         return round(mine / theirs, 3) if mine and theirs else None
 
+    per_step = ours["cpu_seconds_per_step"] / trl["cpu_seconds_per_step"]
     return {
         "steps_ratio": ratio(ours, "steps"),
         "cpu_seconds_ratio": ratio(ours, "cpu_seconds"),
-        "cpu_seconds_per_step_ratio": round(
-            ours["cpu_seconds_per_step"] / trl["cpu_seconds_per_step"], 3
-        ),
+        "cpu_seconds_per_step_ratio": round(per_step, 3),
         "wall_ratio_async": ratio(free, "seconds"),
         "final_reward_difference": round(free["final_reward"] - trl["final_reward"], 3),
     }
@@ -125,37 +122,27 @@ def _document(
     training: Training, num_steps: int, seed: int, algorithm: Mapping[str, Any], workers: int
 ) -> dict[str, Any]:
     """Return a run of this training."""
-    precision = {"precision": "bfloat16" if training.is_bfloat16 else "float32"}
-    group = {
-        "name": "main",
-        "maxConcurrentSequences": training.prompts * training.responses,
-        "threads": 1,
-        "minReplicas": workers,
-        "maxReplicas": workers,
-        **precision,
+    ours = {"threads": 1, "precision": "bfloat16" if training.is_bfloat16 else "float32"}
+    places = training.prompts * training.responses
+    replicas = {"minReplicas": workers, "maxReplicas": workers}
+    groups = {"promptsPerStep": training.prompts, "trajectoriesPerPrompt": training.responses}
+    spec = {
+        "seed": seed,
+        "steps": num_steps,
+        "model": {"name": str(training.model)},
+        "environment": {"name": training.task, "parameters": training.parameters},
+        "batch": groups,
+        "sampling": {"maxNewTokens": training.new_tokens},
+        "algorithm": algorithm,
+        "optimizer": {"learningRate": training.rate},
+        "evaluation": {"everySteps": 10_000, "prompts": 16},
+        "checkpoint": {"everySteps": 10_000},
+        "control": {"pollSeconds": 0.2},
+        "lease": {"timeoutSeconds": 120},
+        "learner": ours,
+        "rollouts": [{"name": "main", "maxConcurrentSequences": places, **replicas, **ours}],
     }
-    return {
-        "metadata": {"name": "peers"},
-        "spec": {
-            "seed": seed,
-            "steps": num_steps,
-            "model": {"name": str(training.model)},
-            "environment": {"name": training.task, "parameters": training.parameters},
-            "batch": {
-                "promptsPerStep": training.prompts,
-                "trajectoriesPerPrompt": training.responses,
-            },
-            "sampling": {"maxNewTokens": training.new_tokens},
-            "algorithm": algorithm,
-            "optimizer": {"learningRate": training.rate},
-            "evaluation": {"everySteps": 10_000, "prompts": 16},
-            "checkpoint": {"everySteps": 10_000},
-            "control": {"pollSeconds": 0.2},
-            "lease": {"timeoutSeconds": 120},
-            "learner": {"threads": 1, **precision},
-            "rollouts": [group],
-        },
-    }
+    return {"metadata": {"name": "peers"}, "spec": spec}
 
 
 def _cpu_seconds(run_dir: Path) -> Iterator[float]:

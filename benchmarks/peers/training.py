@@ -43,9 +43,9 @@ TRAININGS: Final = {
         prompts=16,
         responses=8,
         new_tokens=16,
+        steps=90,
         rate=1e-4,
         rewards=(0.9, 0.95),
-        steps=90,
     ),
     "smollm2": Training(  # as examples/sums_smollm2.yaml, at twice its rate
         model=ROOT / "examples" / "models" / "smollm2",
@@ -54,12 +54,12 @@ TRAININGS: Final = {
         prompts=6,
         responses=6,
         new_tokens=12,
-        rate=2e-5,
-        rewards=(0.5, 0.8),
         steps=36,
-        is_bfloat16=True,
         lag=2,
         workers=1,
+        rate=2e-5,
+        rewards=(0.5, 0.8),
+        is_bfloat16=True,
     ),
 }
 """By the name of their model: 0.2 and 135 million parameters."""
@@ -97,12 +97,9 @@ def summary(steps: Sequence[Step], rewards: Sequence[float]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for reward in rewards:
         number = steps_to(steps, reward)
-        last = None if number is None else steps[number - 1]
-        found[f"to_{reward:g}"] = {
-            "steps": number,
-            "seconds": last and round(last.seconds, 1),
-            "cpu_seconds": last and round(last.cpu_seconds, 1),
-        }
+        at = None if number is None else steps[number - 1]
+        seconds = {name: at and round(getattr(at, name), 1) for name in ("seconds", "cpu_seconds")}
+        found[f"to_{reward:g}"] = {"steps": number, **seconds}
     last = steps[-1]
     return found | {
         "steps": len(steps),

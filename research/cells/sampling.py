@@ -133,12 +133,11 @@ class Sampler:
         self, environment: Environment, split: Split, indices: Iterable[int]
     ) -> list[TaskPrompt]:
         """Return prompts of a task with their tokens."""
-        prompts = []
-        for index in indices:
-            prompt = environment.prompt(split, index)
-            token_ids = self._codec.encode(prompt)
-            prompts.append(TaskPrompt(index=index, prompt=prompt, token_ids=token_ids))
-        return prompts
+        prompts = {index: environment.prompt(split, index) for index in indices}
+        return [
+            TaskPrompt(index=index, prompt=each, token_ids=self._codec.encode(each))
+            for index, each in prompts.items()
+        ]
 
     def groups(
         self,
@@ -193,17 +192,15 @@ class Sampler:
                 response_token_ids=generation.token_ids,
                 rollout_logprobs=generation.logprobs,
                 version_spans=generation.version_spans,
-                reward=check_judgement(
-                    environment.reward(
-                        opening.prompt,
-                        self._codec.decode(generation.token_ids, self._end_token_ids),
-                    ),
-                    environment.reward,
-                ).reward,
+                reward=self._reward(environment, opening.prompt, generation.token_ids),
                 finish_reason=generation.finish_reason,
             )
             for opening, generation in zip(openings, generations, strict=True)
         ]
+
+    def _reward(self, environment: Environment, prompt: Prompt, token_ids: Sequence[int]) -> float:
+        judgement = environment.reward(prompt, self._codec.decode(token_ids, self._end_token_ids))
+        return check_judgement(judgement, environment.reward).reward
 
     def _sample(
         self, requests: Sequence[GenerationRequest], later: Relay | None

@@ -286,12 +286,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if not given.images or image.name in given.images:
                 work = Path(folder) / image.name
                 work.mkdir()
+                index = given.torch_index
                 builder = Builder(
                     base,
                     work,
-                    with_packages=given.packages or given.torch_index is not None,
+                    with_packages=given.packages or index is not None,
                     bound=given.bind,
-                    arguments={"TORCH_INDEX_URL": given.torch_index or ""},
+                    arguments={"TORCH_INDEX_URL": index or ""},
                 )
                 report[image.name] = check(image, builder, given.keep)
                 shutil.rmtree(work)
