@@ -14,7 +14,7 @@ from vcpo.api import SpecError, load_run
 from vcpo.api.errors import problems_of
 from vcpo.api.tracking import Sink, SinkName, Tracking, WandbMode
 from vcpo.cli.console import ERR, fail, require_modules, require_run, say
-from vcpo.local.external_commands import EXPORT_MODULES, ExportOptions, exec_export
+from vcpo.local.external_commands import EXPORT_MODULES, exec_export, export_arguments
 from vcpo.local.run_dir import RunDir
 from vcpo.tracking.follow import RecordTail, missing_records
 from vcpo.tracking.services import check_sinks, open_sink
@@ -104,15 +104,7 @@ def export(
             require_run(source)
         require_modules(EXPORT_MODULES)
         folder = directory or output
-        exec_export(
-            ExportOptions(
-                source=source,
-                directory=folder,
-                step=step,
-                best=best,
-                adapters=adapters,
-            )
-        )
+        exec_export(export_arguments(source, folder, step=step, best=best, adapters=adapters))
         return
     require_run(source)
     if step is not None or best or adapters or directory is not None:

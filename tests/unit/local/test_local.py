@@ -8,24 +8,17 @@ from pathlib import Path
 import pytest
 
 from vcpo.api import VCPORun, load_run, parse_run
-from vcpo.local.external_commands import ExportOptions
+from vcpo.local.external_commands import export_arguments
 from vcpo.local.run_dir import RunDir, new_run_dir
 from vcpo.records.journal import METRICS_FILE
 
 
-def export_arguments(**given):
-    defaults = {"directory": None, "step": None, "best": False, "adapters": False}
-    return ExportOptions(source=Path("-runs/r"), **(defaults | given)).arguments()
-
-
-def test_export_passes_no_option_that_was_not_given():
-    assert export_arguments() == ["--", "-runs/r"]
-
-
-def test_export_passes_every_option_that_was_given():
-    arguments = export_arguments(step=0, best=True, adapters=True, directory=Path("--odd"))
-    options = ["--best", "--adapters", "--step=0"]
-    assert arguments == [*options, "--", "-runs/r", "--odd"]
+def test_export_passes_every_option_that_was_given_and_no_other():
+    source = Path("-runs/r")
+    none = export_arguments(source, None, step=None, best=False, adapters=False)
+    assert none == ["--", "-runs/r"]
+    every = export_arguments(source, Path("--odd"), step=0, best=True, adapters=True)
+    assert every == ["--best", "--adapters", "--step=0", "--", "-runs/r", "--odd"]
 
 
 def run_of(model: str = "models/tiny") -> VCPORun:

@@ -6,12 +6,7 @@ from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 
 from vcpo.api import FieldProblem, GpuUse, VCPORun, VCPORunSpec
-from vcpo.local.processes.gpus import (
-    TooFewGpusError,
-    TooFewWorkerGpusError,
-    find_gpus,
-    plan_gpus,
-)
+from vcpo.local.processes.gpus import TooFewGpusError, find_gpus, plan_gpus
 
 
 def local_gpu_use(spec: VCPORunSpec) -> GpuUse:
@@ -46,14 +41,9 @@ def gpu_problems(run: VCPORun) -> Iterator[FieldProblem]:
             num_ranks=learner.ranks_per_replica,
             gpus_per_worker=gpus_per_worker,
         )
-    except TooFewWorkerGpusError as error:
-        yield FieldProblem(
-            path=f"spec.rollouts[{largest}].tensorParallelSize",
-            value=str(gpus_per_worker),
-            message=str(error),
-        )
     except TooFewGpusError as error:
         field = "processes" if learner.processes is not None else "gpusPerReplica"
-        yield FieldProblem(
-            path=f"spec.learner.{field}", value=str(learner.ranks_per_replica), message=str(error)
-        )
+        path, value = f"spec.learner.{field}", learner.ranks_per_replica
+        if error.of_worker:
+            path, value = f"spec.rollouts[{largest}].tensorParallelSize", gpus_per_worker
+        yield FieldProblem(path=path, value=str(value), message=str(error))

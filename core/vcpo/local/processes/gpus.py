@@ -18,10 +18,11 @@ import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from vcpo.service.lifecycle import GPU_MEMORY_VARIABLE
 
-_QUERY = ("--query-gpu=index,name,memory.total", "--format=csv,noheader,nounits")
+_QUERY = ("--query-gpu=index", "--format=csv,noheader")
 _QUERY_TIMEOUT_S = 20.0
 _USABLE_RATIO = 0.9
 """Usable share of a GPU's memory; CUDA contexts and fragmentation take the rest."""
@@ -30,23 +31,12 @@ _LEARNER_RATIO = 0.6
 bytes per parameter at the learner; a worker takes 2 to 4."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gpu:
-    """One GPU."""
-
-    identifier: str
-    """The GPU's name in `CUDA_VISIBLE_DEVICES`."""
-    name: str = ""
-    memory_mebibytes: int | None = None
-    """Total memory; None if unknown."""
-
-
 class TooFewGpusError(ValueError):
-    """The machine has GPUs, but not one for each rank of the learner and one for the workers."""
+    """The machine has GPUs, but not one for each rank of the learner, or too few for a worker."""
 
-
-class TooFewWorkerGpusError(TooFewGpusError):
-    """The machine has GPUs, but beside the learner's not as many as one worker needs."""
+    def __init__(self, message: str, *, of_worker: bool = False) -> None:
+        super().__init__(message)
+        self.of_worker = of_worker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +66,6 @@ class GpuPlan:
     workers: tuple[GpuShare, ...]
     """A worker's share of each GPU that workers use; empty without GPUs."""
     max_workers: int
-    """Sum of the groups' maxReplicas."""
 
     def share_for_next_worker(self, num_workers: Mapping[str, int]) -> GpuShare | None:
         """Return the share on the GPU with the fewest workers; None without GPUs.
@@ -112,10 +101,11 @@ class GpuPlan:
 
 
 def plan_gpus(
-    gpus: Sequence[Gpu], *, max_workers: int, num_ranks: int = 1, gpus_per_worker: int = 1
+    gpus: Sequence[str], *, max_workers: int, num_ranks: int = 1, gpus_per_worker: int = 1
 ) -> GpuPlan:
     """Assign GPUs so that the processes of one GPU fit into its memory together.
 
+    gpus: names in `CUDA_VISIBLE_DEVICES`.
     num_ranks: processes of the learner.
     gpus_per_worker: GPUs over which a worker splits the model; the largest number of all groups.
 
@@ -126,12 +116,12 @@ def plan_gpus(
     if not gpus:
         return GpuPlan(learner=None, workers=(), max_workers=max_workers)
     _check_ranks(num_ranks, num_gpus=len(gpus))
-    identifiers = [gpu.identifier for gpu in gpus]
-    own, others = identifiers[:num_ranks], identifiers[num_ranks:]
+    own, others = gpus[:num_ranks], gpus[num_ranks:]
     if gpus_per_worker > max(1, len(others)):
-        raise TooFewWorkerGpusError(
+        raise TooFewGpusError(
             f"a worker needs {gpus_per_worker} GPUs and the learner {num_ranks} of its own, and"
-            f" this machine has {len(gpus)}; set it to at most {max(1, len(others))}"
+            f" this machine has {len(gpus)}; set it to at most {max(1, len(others))}",
+            of_worker=True,
         )
     if not others:
         ratio = (_USABLE_RATIO - _LEARNER_RATIO) / max_workers
@@ -165,44 +155,18 @@ def _check_ranks(num_ranks: int, *, num_gpus: int) -> None:
     raise TooFewGpusError(f"{message}set it to at most {num_gpus - 1}")
 
 
-def find_gpus(environment: Mapping[str, str] = os.environ) -> list[Gpu]:
-    """Return the GPUs that nvidia-smi reports and `CUDA_VISIBLE_DEVICES` allows."""
-    return usable_gpus(environment.get("CUDA_VISIBLE_DEVICES"), _ask_driver())
+def find_gpus(environment: Mapping[str, str] = os.environ) -> list[str]:
+    """Return the GPUs that `CUDA_VISIBLE_DEVICES` names; without it, those of nvidia-smi.
 
-
-def usable_gpus(visible_devices: str | None, found: Sequence[Gpu]) -> list[Gpu]:
-    """Return the GPUs that `CUDA_VISIBLE_DEVICES` allows, in its order.
-
-    visible_devices: the variable's value; None allows all GPUs. As in CUDA, the first entry that
-        is empty or negative, such as -1, ends the list.
-    found: GPUs of the machine.
+    As in CUDA, the first entry that is empty or negative, such as -1, ends the list.
     """
-    if visible_devices is None:
-        return list(found)
-    by_identifier = {gpu.identifier: gpu for gpu in found}
-    usable: list[Gpu] = []
-    for entry in visible_devices.split(","):
-        identifier = entry.strip()
-        if not identifier or identifier.startswith("-"):
-            break
-        usable.append(by_identifier.get(identifier, Gpu(identifier=identifier)))
-    return usable
+    if (visible := environment.get("CUDA_VISIBLE_DEVICES")) is None:
+        return _ask_driver()
+    entries = (entry.strip() for entry in visible.split(","))
+    return list(takewhile(lambda entry: entry and not entry.startswith("-"), entries))
 
 
-def parse_gpus(csv: str) -> list[Gpu]:
-    """Read nvidia-smi's lines of index, name and total memory in MiB; ignore other lines."""
-    gpus = []
-    for line in csv.splitlines():
-        index, _, rest = line.partition(",")
-        name, _, memory = rest.rpartition(",")
-        if index.strip().isdecimal():
-            # A GPU without memory of its own, such as a Grace Hopper's, reports [N/A].
-            size = int(memory) if memory.strip().isdecimal() else None
-            gpus.append(Gpu(identifier=index.strip(), name=name.strip(), memory_mebibytes=size))
-    return gpus
-
-
-def _ask_driver() -> list[Gpu]:
+def _ask_driver() -> list[str]:
     command = shutil.which("nvidia-smi")
     if command is None:
         return []
@@ -216,4 +180,5 @@ def _ask_driver() -> list[Gpu]:
         )
     except (OSError, subprocess.TimeoutExpired):
         return []
-    return parse_gpus(answer.stdout) if answer.returncode == 0 else []
+    indices = [line.strip() for line in answer.stdout.splitlines()]
+    return [index for index in indices if index.isdecimal()] if answer.returncode == 0 else []

@@ -12,7 +12,6 @@ from tests.unit.local.processes.fake_processes import RUN_OF_TWO_RANKS, TIMEOUT_
 from vcpo.control.run_limits import RunLimits
 from vcpo.local.processes.child import ChildProcess
 from vcpo.local.processes.fleet import Fleet, RunFailedError
-from vcpo.local.processes.gpus import Gpu
 from vcpo.local.processes.learner import LearnerProcess
 from vcpo.local.processes.ranks import first_failure, rank_variables
 from vcpo.service.lifecycle import CANNOT_START, DRAINED, RANK_LOST
@@ -72,20 +71,6 @@ def test_each_rank_is_told_its_place_and_one_port_to_meet_at(group, monkeypatch)
     assert arguments[0] == arguments[1]
 
 
-@pytest.mark.usefixtures("fleet")  # for its fake processes
-async def test_all_ranks_see_the_gpus_of_the_learner_and_no_other(run_dir, monkeypatch):
-    monkeypatch.setenv("EXIT", "0")
-    fleet = Fleet(RUN_OF_TWO_RANKS, run_dir, gpus=[Gpu(identifier=each) for each in "0123"])
-    shown = {
-        json.loads(wait_for_end(child).log.read_text().splitlines()[0])["environment"][
-            "CUDA_VISIBLE_DEVICES"
-        ]
-        for child in fleet.start_learner(resume=False)
-    }
-    await fleet.stop(0.0)
-    assert shown == {"0,1"}
-
-
 def test_a_group_of_workers_called_learner_takes_no_name_of_a_rank(group):
     group.start_learner(resume=False)
     group.scale({"learner": 1}, 7600, {})
@@ -135,11 +120,6 @@ def test_the_failure_of_a_group_is_one_restart(learner, monkeypatch, clock):
     end_rank(learner, monkeypatch, 1, 1)
     with pytest.raises(RunFailedError, match=r"3 times in a row .* The last time rank 1 ended"):
         learner.take_end(step=0)
-
-
-def test_a_follower_that_ends_as_it_should_is_no_failure(learner, monkeypatch):
-    end_rank(learner, monkeypatch, 1, 0)
-    assert learner.take_end(step=0) is None
 
 
 def test_what_the_user_must_correct_ends_the_run_whichever_rank_says_it(learner, monkeypatch):
