@@ -111,17 +111,10 @@ def one_line(text: str) -> str:
 
 
 _TO_WIRE = {
-    FailureCause.UNKNOWN: work_pb2.FAILURE_CAUSE_UNSPECIFIED,
-    FailureCause.PROMPT: work_pb2.FAILURE_CAUSE_PROMPT,
-    FailureCause.REPLY: work_pb2.FAILURE_CAUSE_REPLY,
-    FailureCause.REWARD: work_pb2.FAILURE_CAUSE_REWARD,
-    FailureCause.TYPE: work_pb2.FAILURE_CAUSE_TYPE,
-    FailureCause.NON_FINITE: work_pb2.FAILURE_CAUSE_NON_FINITE,
-    FailureCause.TIMEOUT: work_pb2.FAILURE_CAUSE_TIMEOUT,
-    FailureCause.ENGINE: work_pb2.FAILURE_CAUSE_ENGINE,
-    FailureCause.REFUSED: work_pb2.FAILURE_CAUSE_REFUSED,
-    FailureCause.TOO_LONG: work_pb2.FAILURE_CAUSE_TOO_LONG,
-}
+    cause: work_pb2.FailureCause.Value(f"FAILURE_CAUSE_{cause.name}")
+    for cause in FailureCause
+    if cause is not FailureCause.UNKNOWN
+} | {FailureCause.UNKNOWN: work_pb2.FAILURE_CAUSE_UNSPECIFIED}
 _FROM_WIRE = {number: cause for cause, number in _TO_WIRE.items()}
 
 

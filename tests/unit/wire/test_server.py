@@ -49,42 +49,48 @@ async def channel(address) -> AsyncIterator[grpc.aio.Channel]:
         yield opened
 
 
-@pytest.mark.parametrize(("call", "answer"), [(manifest, 7)])
+@pytest.mark.parametrize("name", ["http_proxy", "https_proxy", "grpc_proxy"])
+async def test_no_proxy_of_the_environment_stands_between(address, monkeypatch, name):
+    for each in ("no_proxy", "NO_PROXY", "no_grpc_proxy"):
+        monkeypatch.delenv(each, raising=False)
+    monkeypatch.setenv(name, "http://127.0.0.1:9")  # nobody listens there
+    async with open_channel(address, key=KEY) as opened:
+        assert await manifest(opened) == 7
+
+
 class TestKey:
-    async def test_the_right_key_is_let_in(self, channel, call, answer):
-        assert await call(channel) == answer
+    async def test_the_right_key_is_let_in(self, channel):
+        assert await manifest(channel) == 7
 
     @pytest.mark.parametrize("key", [None, "", "wrong-key", f"{KEY}x"])
-    async def test_another_or_none_is_turned_away(self, address, key, call, answer):
+    async def test_another_or_none_is_turned_away(self, address, key):
         async with open_channel(address, key=key) as stranger:
             with pytest.raises(grpc.aio.AioRpcError) as refused:
-                await call(stranger)
+                await manifest(stranger)
         assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
         assert "set VCPO_WORKER_KEY" in refused.value.details()
 
-    async def test_nobody_is_asked_where_none_is_configured(self, call, answer):
+    async def test_nobody_is_asked_where_none_is_configured(self):
         server, address = await start_server(None)
         async with open_channel(address, key=None) as anybody:
-            assert await call(anybody) == answer
+            assert await manifest(anybody) == 7
         await server.stop(grace_s=0)
 
 
-@pytest.mark.parametrize("call", [manifest])
 class TestDeadline:
-    async def test_a_call_without_one_is_refused(self, channel, call):
+    async def test_a_call_without_one_is_refused(self, channel):
         with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await call(channel, timeout=None)
+            await manifest(channel, timeout=None)
         assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert refused.value.details() == "deadline: every call must set a timeout"
 
-    async def test_a_stranger_learns_nothing_but_that_he_is_one(self, address, call):
+    async def test_a_stranger_learns_nothing_but_that_he_is_one(self, address):
         async with open_channel(address, key="wrong") as stranger:
             with pytest.raises(grpc.aio.AioRpcError) as refused:
-                await call(stranger, timeout=None)
+                await manifest(stranger, timeout=None)
         assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
-@pytest.mark.parametrize("call", [manifest])
 @pytest.mark.parametrize(
     ("error", "code", "details"),
     [
@@ -97,9 +103,9 @@ class TestDeadline:
         ("busy", grpc.StatusCode.UNAVAILABLE, "the learner is starting"),
     ],
 )
-async def test_an_error_becomes_its_status_with_its_text(channel, call, error, code, details):
+async def test_an_error_becomes_its_status_with_its_text(channel, error, code, details):
     with pytest.raises(grpc.aio.AioRpcError) as refused:
-        await call(channel, error)
+        await manifest(channel, error)
     assert (refused.value.code(), refused.value.details()) == (code, details)
 
 
@@ -112,17 +118,12 @@ class TestProbes:
         return (await stub.Check(request, timeout=TIMEOUT_S)).status
 
     @pytest.mark.parametrize("service", ["", SERVICE])
-    async def test_a_started_server_is_serving(self, address, service):
+    async def test_a_server_is_serving_until_it_says_that_it_is_not(self, server, address, service):
+        answer = health_pb2.HealthCheckResponse
         async with open_channel(address, key=None) as probe:
-            status = await self.health(probe, service)
-        assert status == health_pb2.HealthCheckResponse.SERVING
-
-    @pytest.mark.parametrize("service", ["", SERVICE])
-    async def test_a_server_may_say_that_it_is_not_serving(self, server, address, service):
-        await server.set_serving(serving=False)
-        async with open_channel(address, key=None) as probe:
-            status = await self.health(probe, service)
-        assert status == health_pb2.HealthCheckResponse.NOT_SERVING
+            assert await self.health(probe, service) == answer.SERVING
+            await server.set_serving(serving=False)
+            assert await self.health(probe, service) == answer.NOT_SERVING
 
     async def services(self, address: str, key: str) -> set[str]:
         async with grpc.aio.insecure_channel(address) as channel:
@@ -165,14 +166,9 @@ class TestSizes:
     async def test_a_message_beyond_the_limit_is_not_received(self, address):
         boundless = [("grpc.max_send_message_length", -1)]
         async with grpc.aio.insecure_channel(address, options=boundless) as careless:
+            shown = [("authorization", f"Bearer {KEY}")]
             with pytest.raises(grpc.aio.AioRpcError) as refused:
-                await manifest(
-                    careless,
-                    "w" * MAX_MESSAGE_BYTES,
-                    metadata=[
-                        ("authorization", f"Bearer {KEY}"),
-                    ],
-                )
+                await manifest(careless, "w" * MAX_MESSAGE_BYTES, metadata=shown)
         assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 

@@ -23,7 +23,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from vcpo.control.supervision import is_hung
 from vcpo.service.lifecycle import CANNOT_START, Ready, describe_exit, read_ready
 from vcpo.service.logs import END_VARIABLE
-from vcpo.wire.limits import CHANNEL_OPTIONS
+from vcpo.wire.client import open_channel
 
 _POLL_S = 0.05
 _KILL_GRACE_S = 15.0
@@ -152,7 +152,7 @@ async def answers_health_check(child: ChildProcess, timeout_s: float) -> bool:
     if ready is None:
         return False
     address = f"127.0.0.1:{ready.grpc_port}"
-    async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
+    async with open_channel(address, key=None) as channel:
         check = health_pb2_grpc.HealthStub(channel).Check
         try:
             await check(health_pb2.HealthCheckRequest(), timeout=timeout_s)
