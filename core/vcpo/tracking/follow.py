@@ -28,6 +28,7 @@ from vcpo.api import VCPORun, load_run
 from vcpo.records.journal import EventTail, MetricsTail, failure_of, read_events
 from vcpo.records.step_record import StepRecord
 from vcpo.service import logs
+from vcpo.service.process import module_command
 from vcpo.tracking.services import open_sink
 from vcpo.tracking.sink import Record, Sink, TrackedRun, deliver
 
@@ -126,7 +127,7 @@ class Followers:
     def start(self, run: VCPORun, run_file: Path, run_dir: Path) -> None:
         """Start one for each sink of the run."""
         for index in range(len(run.spec.tracking.sinks)):
-            command = [sys.executable, "-m", __name__, str(run_file), str(run_dir), str(index)]
+            command = module_command(__name__, str(run_file), str(run_dir), str(index))
             process = subprocess.Popen(  # noqa: S603 - our own module
                 command, stdin=subprocess.PIPE, env={**os.environ, logs.END_VARIABLE: ""}
             )

@@ -30,7 +30,6 @@ _GROUPS: Final = {
     ),
 }
 _GROUP_OF: Final = {name: group for group, names in _GROUPS.items() for name in names.split()}
-"""Group of a field; `off_policy` for every other one."""
 _OF_WEIGHTS: Final = frozenset({"ess_ratio", "importance_weight_max", "baseline_shift"})
 """Fields that a step has only if every importance weight has a value."""
 _ODD: Final = re.compile(r"[^\w.\- ]", re.ASCII)

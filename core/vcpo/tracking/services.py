@@ -78,7 +78,6 @@ def open_sink(settings: SinkSettings, tracked: TrackedRun) -> Sink:
 
 
 def _find(settings: SinkSettings, field: str) -> type:
-    """Import the class of a sink, and check its methods and its parameters' names."""
     name = settings.name
     path, cure = _SHIPPED.get(name, name), beside_or_in("learner")
     found = import_named(path, field=field, cure=cure, name=name)

@@ -28,9 +28,7 @@ _SENT = {
     "optimizer",
     "evaluation",
 }
-"""Sections of the spec that services get."""
 _CREDENTIALS = re.compile(r"(?<=://)[^/@\s\"]+@")
-"""User and password in a URL."""
 _FOLDER = "tracking"
 """Folder of a run directory with the ids of its runs in tracking services."""
 

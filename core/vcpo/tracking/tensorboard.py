@@ -1,11 +1,17 @@
-"""TensorBoard: event files in a folder, written by tensorboardX."""
+"""TensorBoard: event files in a folder, written by tensorboardX.
+
+Its SummaryWriter would write in a thread, which a full disk ends: then its queue blocks for ever.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Collection
+import socket
+import time
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from vcpo.api.tracking import Sink as SinkSettings
 from vcpo.api.tracking import SinkName
@@ -27,7 +33,7 @@ class TensorBoardSink:
     """
 
     def __init__(self, settings: SinkSettings, tracked: TrackedRun) -> None:
-        from tensorboardX import SummaryWriter
+        from tensorboardX.record_writer import RecordWriter
 
         folder = Path(settings.directory) if settings.directory else tracked.run_dir / "tensorboard"
         if tracked.is_copy:
@@ -37,12 +43,16 @@ class TensorBoardSink:
         self._settings, self._tracked = settings, tracked
         self._last_step = 0 if tracked.is_copy else int(tracked.known(SinkName.TENSORBOARD) or 0)
         # Names end in the second of their creation, which two starts may share.
-        suffix = f".{len(files):08d}{_COPY if tracked.is_copy else ''}"
-        # What a process that died has written of a step after the last one is void.
-        purge_step = self._last_step + 1 if files and not tracked.is_copy else None
-        self._writer = SummaryWriter(str(folder), purge_step=purge_step, filename_suffix=suffix)
+        suffix = f"{len(files):08d}{_COPY if tracked.is_copy else ''}"
+        folder.mkdir(parents=True, exist_ok=True)
+        name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{suffix}"
+        self._writer = RecordWriter(str(folder / name))
+        self._append(0, time.time(), {"file_version": "brain.Event:2"})
+        if files and not tracked.is_copy:
+            # What a process that died has written of a step after the last one is void.
+            self._void_from(self._last_step + 1)
         text = json.dumps(tracked.settings, indent=2)
-        self._writer.add_text("run", f"```json\n{text}\n```", self._last_step)
+        self._text("run", f"```json\n{text}\n```", self._last_step, time.time())
 
     def sent_steps(self) -> Collection[int]:
         return range(1, self._last_step + 1)
@@ -51,29 +61,49 @@ class TensorBoardSink:
         if record.step <= self._last_step:
             self._void_from(record.step)
         self._last_step = record.step
-        for name, value in step_scalars(record).items():
-            self._writer.add_scalar(name, value, record.step, walltime=record.time_unix_s)
-        self._writer.flush()
+        self._scalars(step_scalars(record), record.step, record.time_unix_s)
         if not self._tracked.is_copy:
             self._tracked.keep(SinkName.TENSORBOARD, str(record.step))
 
     def evaluation(self, record: EvaluationRecord) -> None:
-        for name, value in evaluation_scalars(record).items():
-            self._writer.add_scalar(name, value, record.step, walltime=record.time_unix_s)
+        self._scalars(evaluation_scalars(record), record.step, record.time_unix_s)
         if rows := table_rows(self._settings, self._tracked, record.step):
-            page = table_page(rows)
-            self._writer.add_text(TITLE, page, record.step, walltime=record.time_unix_s)
+            self._text(TITLE, table_page(rows), record.step, record.time_unix_s)
 
     def event(self, record: EventRecord, step: int) -> None:
-        name = f"events/{record.kind}"
-        self._writer.add_text(name, record.message, step, walltime=record.time_unix_s)
+        self._text(f"events/{record.kind}", record.message, step, record.time_unix_s)
 
     def close(self, *, failed: bool) -> None:
         self._writer.close()
 
     def _void_from(self, step: int) -> None:
         """Say that what was written from a step on does not count."""
-        from tensorboardX.proto.event_pb2 import Event, SessionLog
+        from tensorboardX.proto.event_pb2 import SessionLog
 
         start = SessionLog(status=SessionLog.START)
-        self._writer.file_writer.add_event(Event(step=step, session_log=start))
+        self._append(step, time.time(), {"session_log": start})
+
+    def _scalars(self, values: Mapping[str, float], step: int, time_unix_s: float) -> None:
+        from tensorboardX.summary import scalar
+
+        named = [{"summary": scalar(name, value)} for name, value in values.items()]
+        self._append(step, time_unix_s, *named)
+
+    def _text(self, name: str, text: str, step: int, time_unix_s: float) -> None:
+        from tensorboardX import summary
+
+        self._append(step, time_unix_s, {"summary": summary.text(name, text)})
+
+    def _append(self, step: int, time_unix_s: float, *contents: Mapping[str, Any]) -> None:
+        """Write events to the disk; after an error the file is closed, and the sink opened anew."""
+        from tensorboardX.proto.event_pb2 import Event
+
+        try:
+            for content in contents:
+                event = Event(step=step, wall_time=time_unix_s, **content)
+                self._writer.write(event.SerializeToString())
+            self._writer.flush()
+        except OSError:
+            with contextlib.suppress(OSError):
+                self._writer.close()
+            raise

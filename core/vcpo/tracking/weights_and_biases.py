@@ -86,7 +86,6 @@ class WandbSink:
         self._wandb.teardown()  # only this waits until the client has written its file
 
     def _fill(self, values: dict[str, Any]) -> None:
-        """Put values into the row of the last step."""
         if self._row or not self._first_row:
             self._run.log(values, step=self._row)
         else:

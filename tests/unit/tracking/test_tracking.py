@@ -10,11 +10,15 @@ import time
 
 import pytest
 
+from tests.fixtures.disk_limits import limit_file_size
 from tests.fixtures.records import EVALUATION, STEP
 from tests.fixtures.tracking import tensorboard_scalars
+from vcpo.api import parse_run
 from vcpo.records.journal import EventRecord, Journal
 from vcpo.tracking.follow import RecordTail, follow, missing_records
 from vcpo.tracking.scalars import LAST_NAME, step_scalars
+from vcpo.tracking.services import open_sink
+from vcpo.tracking.sink import TrackedRun
 
 WEIGHED = dataclasses.replace(
     STEP,
@@ -203,6 +207,26 @@ def test_every_step_of_the_journal_is_in_the_service_after_a_kill(tmp_path):
     assert follower.returncode == 0
     shown = tensorboard_scalars(tmp_path / "tensorboard")["task/reward_mean"]
     assert shown == {number: number / 64 for number in range(1, 25)}
+
+
+def test_a_disk_that_is_full_for_a_while_costs_the_service_no_step(tmp_path, caplog):
+    journal, tracked = Journal(tmp_path), TrackedRun(run=parse_run(RUN), run_dir=tmp_path)
+    settings = tracked.run.spec.tracking.sinks[0]
+    journal.step(step(1, reward_mean=1 / 64))
+
+    def train():
+        for number in range(2, 31):  # more than a queue of the client's would hold
+            journal.step(step(number, reward_mean=number / 64))
+        before.append(limit_file_size(1 << 11))
+
+    def make_room():
+        limit_file_size(before[0])
+
+    before = []
+    follow(tmp_path, lambda: open_sink(settings, tracked), script(train, make_room, lambda: None))
+    assert "File too large" in caplog.text
+    shown = tensorboard_scalars(tmp_path / "tensorboard")["task/reward_mean"]
+    assert shown == {number: number / 64 for number in range(1, 31)}
 
 
 def wait_until(holds) -> None:
