@@ -19,13 +19,15 @@ from vcpo.api import VCPORunSpec
 from vcpo.control.limits import STARVED_IDLE_RATIO
 from vcpo.control.signals import RunSignals
 from vcpo.records.journal import TURNS, EventRecord, Metrics, failure_of
-from vcpo.records.reasons import SkipReason
+from vcpo.records.reasons import DropReason, SkipReason
 from vcpo.records.step_record import StepRecord
 
 NOTICE_AFTER_STEPS: Final = 10
 """Steps in a row without an update from which they matter; one or two happen in any run."""
 _FAILURES: Final = 3
 """Failed generations in a row from which they matter."""
+_FAILED_RATIO: Final = 0.02
+"""Share of failed responses from which what is left is a biased sample."""
 _BACKOFF: Final = 0.25
 _NO_RECORDS: Final = Metrics(steps=(), evaluations=())
 _SMALLER: Final = "a smaller optimizer.learningRate or algorithm.maxPolicyLagSteps"
@@ -312,6 +314,19 @@ def _generation_failures(run: Evidence) -> str:
     return f"the last generations failed: {signals.generation_failure}"
 
 
+def _left_out(run: Evidence) -> str:
+    last = run.metrics.steps[-1] if run.metrics.steps else run.signals.last
+    failed = 0 if last is None else last.dropped.get(DropReason.GENERATION_FAILED, 0)
+    one_group = run.spec.batch.trajectories_per_prompt
+    if last is None or failed <= max(_FAILED_RATIO * last.leased, one_group):
+        return ""
+    latest = run.signals.generation_failure
+    told = f"; last: {latest}" if latest else ""
+    return (
+        f"{failed:,} of {last.leased:,} responses failed and were left out with their groups{told}"
+    )
+
+
 def _rollbacks(run: Evidence) -> str:
     back = [step for step in run.metrics.steps if step.rollbacks]
     if not back:
@@ -418,6 +433,7 @@ _TABLE: Final[tuple[_Row, ...]] = (
         _warning_cure,
     ),
     ("generations", Grade.BAD, _generation_failures, "Fix what the message says."),
+    ("left out", Grade.BAD, _left_out, "Fix the cause: the groups left are a biased sample."),
     ("rollback", Grade.NOTICE, _rollbacks, ""),
     ("warning", Grade.NOTICE, _warnings, ""),
     ("mismatch", Grade.NOTICE, lambda run: run.signals.mismatch, ""),

@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import Final
 
 from vcpo.api import VCPORunSpec
+from vcpo.records.journal import GENERATION_FAILED
 from vcpo_learner.clock import Clock
 
 _ALL_TOLD: Final = 3
@@ -61,7 +62,7 @@ def policies(spec: VCPORunSpec) -> Mapping[Trouble, Policy]:
     """Return the answers of a run."""
     most = spec.failure_policy.max_failures_in_a_row
     lasting_s = spec.failure_policy.failure_tolerance_seconds
-    failed, end, drop = "GenerationFailed", Answer.END, Answer.DROP
+    failed, end, drop = GENERATION_FAILED, Answer.END, Answer.DROP
     return {
         Trouble.GENERATION: Policy(
             event=failed, first=Answer.RETRY, then=end, most=most, lasting_s=lasting_s

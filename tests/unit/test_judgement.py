@@ -116,6 +116,35 @@ def test_each_matter_that_records_tell_of(name, changes, words):
     assert words in found.why
 
 
+@pytest.mark.parametrize(
+    ("leased", "failed", "is_told"),
+    [(8, 8, False), (64, 16, True), (10_000, 200, False), (10_000, 201, True)],
+)
+def test_failed_responses_are_told_from_two_percent_and_the_second_group_on(
+    leased, failed, is_told
+):
+    dropped = {"generation_failed": failed, "surplus": 50}
+    found = judged(leased=leased, dropped=dropped, generation_failure="reward: KeyError (a.py:9)")
+    assert [each.name for each in found] == (["left out"] if is_told else ["well"])
+    if is_told:
+        assert str(found[0]).startswith(
+            f"{failed:,} of {leased:,} responses failed and were left out with their groups; last:"
+            " reward: KeyError (a.py:9)."
+        )
+
+
+def test_the_end_of_a_run_names_the_last_of_its_failed_responses():
+    events = [
+        EventRecord(time_unix_s=1.0, source="learner", kind="GenerationFailed", message=each)
+        for each in ("reward: old", "reward: ValueError: boom (rw2.py:9)")
+    ]
+    steps = steps_of({}, {"leased": 60, "dropped": {"generation_failed": 40}})
+    outcome = outcome_of_complete(RUN, Metrics(steps=tuple(steps), evaluations=()), events)
+    assert outcome.ending is Ending.COMPLETE
+    assert "40 of 60 responses failed" in outcome.message
+    assert "last: reward: ValueError: boom (rw2.py:9). Fix the cause" in outcome.message
+
+
 def test_a_step_whose_weights_have_no_value_has_no_low_ess():
     assert [each.name for each in judged(metrics=steps_of({"ess_ratio": 0.0}))] == ["well"]
 

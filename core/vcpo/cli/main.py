@@ -47,7 +47,7 @@ from vcpo.local.terminal.summary import (
 from vcpo.local.terminal.view import make_view
 from vcpo.metrics import AddressError, HostMetrics, serve_metrics
 from vcpo.records.exported_model import ExportedModel
-from vcpo.records.journal import read_metrics
+from vcpo.records.journal import read_events, read_metrics
 from vcpo.report import write_report
 from vcpo.report.outcome import resume_command
 from vcpo.report.recorded_run import read_run
@@ -281,7 +281,7 @@ def _end_if_complete(loaded: VCPORun, directory: RunDir, *, as_json: bool) -> No
     model = ExportedModel.read(directory.model)
     if model is None or model.step < loaded.spec.steps:
         return
-    outcome = outcome_of_complete(loaded, read_metrics(directory.path))
+    outcome = outcome_of_complete(loaded, read_metrics(directory.path), read_events(directory.path))
     ended = "collapsed" if outcome.ending is Ending.COLLAPSED else "complete"
     say(
         f"already {ended}: {model.step} steps; the model is in {directory.model}. To continue,"

@@ -24,6 +24,8 @@ METRICS_FILE = "metrics.jsonl"
 EVENTS_FILE = "events.jsonl"
 HOST_STARTED = "Started"
 """Kind of the event with which a local host begins; a resumed run has several."""
+GENERATION_FAILED = "GenerationFailed"
+"""Kind of the event that names a failed generation."""
 RUN_FAILED = "Failed"
 """Kind of the event with which host or learner gives up; its message is the cause."""
 _BEGINNINGS = {HOST_STARTED, "Resumed", "Complete", "Collapsed"}

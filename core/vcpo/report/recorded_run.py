@@ -13,6 +13,7 @@ from vcpo.api import VCPORun, load_run
 from vcpo.control.signals import RunSignals
 from vcpo.judgement import Evidence, Judgement, judgements, recorded_phase
 from vcpo.records.journal import (
+    GENERATION_FAILED,
     HOST_STARTED,
     EventRecord,
     Metrics,
@@ -70,7 +71,7 @@ class RecordedRun:
     @property
     def judgements(self) -> tuple[Judgement, ...]:
         """What is the matter with the run, the most urgent first."""
-        signals = recorded_signals(self.run, self.metrics, 0.0)
+        signals = recorded_signals(self.run, self.metrics, events=self.events)
         evidence = Evidence(
             spec=self.run.spec,
             signals=replace(signals, failure=failure_of(self.events) or ""),
@@ -94,8 +95,13 @@ def read_run(run_dir: Path) -> RecordedRun:
     )
 
 
-def recorded_signals(run: VCPORun, metrics: Metrics = _NONE, now_s: float = 0.0) -> RunSignals:
-    """Return what the records of a run say of its last step.
+def recorded_signals(
+    run: VCPORun,
+    metrics: Metrics = _NONE,
+    now_s: float = 0.0,
+    events: Sequence[EventRecord] = (),
+) -> RunSignals:
+    """Return what the records of a run say of its last step, and of its last failed generation.
 
     now_s: Unix time.
     """
@@ -107,6 +113,9 @@ def recorded_signals(run: VCPORun, metrics: Metrics = _NONE, now_s: float = 0.0)
         batch_trajectories=spec.batch.trajectories,
         buffered=last.buffered if last else 0,
         in_flight=last.in_flight if last else 0,
+        generation_failure=next(
+            (each.message for each in reversed(events) if each.kind == GENERATION_FAILED), ""
+        ),
         accuracy=metrics.evaluations[-1].accuracy if metrics.evaluations else None,
         since_step_s=max(0.0, now_s - last.time_unix_s) if last else None,
     )

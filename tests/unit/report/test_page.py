@@ -188,6 +188,8 @@ def test_the_head_answers_what_came_of_the_run(run, make_step, make_evaluation, 
     assert head_of(run, metrics, events).removeprefix("countdown ") == (
         "complete Held-out reward 0.35 → 0.90 in 4 steps (31s)"
         " more than chance, which is ±0.10 with 128 prompts"
+        " 45 of 97 responses failed and were left out with their groups."
+        " Fix the cause: the groups left are a biased sample."
         " Not trained on: 47 of 97 responses: failed 45, more than a batch 2 ·"
         " 45 responses, 200 tokens/s · lag 1.5 versions on average, 7 at most of 8"
         " · lowest ESS ratio 0.25 at step 2 (on-policy 0.80)"

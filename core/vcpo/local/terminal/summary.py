@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -14,7 +14,7 @@ from vcpo.judgement import Evidence, Grade, ended_phase, judgements, run_collaps
 from vcpo.local.run_dir import RunDir
 from vcpo.local.terminal.run_view import printable
 from vcpo.records.exported_model import ExportedModel
-from vcpo.records.journal import Metrics, read_metrics
+from vcpo.records.journal import EventRecord, Metrics, read_metrics
 from vcpo.records.samples import Sample
 from vcpo.report.numbers import duration, mean, whole
 from vcpo.report.outcome import chance_text, held_out_text, left_out, resume_command
@@ -105,11 +105,13 @@ class RunOutcome:
     """One sentence; empty if the ending needs no explanation."""
 
 
-def outcome_of_complete(run: VCPORun, metrics: Metrics) -> RunOutcome:
+def outcome_of_complete(
+    run: VCPORun, metrics: Metrics, events: Sequence[EventRecord] = ()
+) -> RunOutcome:
     """Return the outcome of a run that took all its steps, from its records."""
     evidence = Evidence(
         spec=run.spec,
-        signals=recorded_signals(run, metrics, 0.0),
+        signals=recorded_signals(run, metrics, events=events),
         phase=ended_phase(metrics),
         metrics=metrics,
     )
