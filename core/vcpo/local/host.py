@@ -37,7 +37,7 @@ from vcpo.local.processes.ranks import free_port
 from vcpo.local.run_dir import RunDir
 from vcpo.local.terminal.run_view import EventFeed, RunView, ended_view, run_view
 from vcpo.local.terminal.summary import Ending, RunOutcome, outcome_of_complete
-from vcpo.local.terminal.view import LiveView
+from vcpo.local.terminal.view import LiveView, leave_lost_terminal
 from vcpo.metrics import HostMetrics
 from vcpo.metrics.hosted_runs import HostedRun, HostedRuns, Workers
 from vcpo.records.journal import (
@@ -47,6 +47,7 @@ from vcpo.records.journal import (
     EventTail,
     Journal,
     MetricsTail,
+    read_events,
     read_metrics,
 )
 from vcpo.report import write_report
@@ -61,7 +62,6 @@ _STOP_GRACE_S = 15.0
 _LOCAL = ""
 """Namespace label of a local run in the metrics."""
 _SOURCE = "host"
-"""Source of the host's events in the journal."""
 
 
 class _InterruptedError(Exception):
@@ -73,11 +73,9 @@ class HostOptions:
     """Options of the host that are not in the run's spec."""
 
     resume: bool
-    """Whether to resume from the newest checkpoint."""
     metrics: HostMetrics
     """The metrics that the host sets; somebody else serves them."""
     metrics_port: int
-    """Port of the loopback address where they are served."""
     answer_timeout_s: float = SIGNALS_TIMEOUT_S
     """Timeout of health checks and of requests for signals."""
     ends_with_input: bool = False
@@ -85,7 +83,6 @@ class HostOptions:
     learner_module: str = LEARNER_MODULE
     """Module that runs as the learner; a benchmark gives one that paces its steps."""
     clock: Callable[[], float] = time.monotonic
-    """Time in seconds, for deadlines and pauses."""
 
 
 class Host:
@@ -134,12 +131,15 @@ class Host:
         self._name = (_LOCAL, run.metadata.name)
         self._hosted_runs = HostedRuns(self._metrics)
         self._interrupted = asyncio.Event()
+        self._is_draining = False
 
     async def run(self) -> RunOutcome:
         """Run to the end, and stop every process of the run before returning."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._interrupted.set)
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as under nohup
+            loop.add_signal_handler(signal.SIGHUP, self._hang_up)
         if self._options.ends_with_input:
             on_parent_exit(lambda _: self._interrupted.set())
         try:
@@ -150,6 +150,12 @@ class Host:
             await self._fleet.stop(_STOP_GRACE_S)
             if self._control is not None:
                 await self._control.close()
+
+    def _hang_up(self) -> None:
+        """Interrupt the run, once: kernel and shell each tell of the end of a terminal."""
+        leave_lost_terminal()
+        if not self._is_draining:
+            self._interrupted.set()
 
     async def _run_until_end(self) -> RunOutcome:
         goal = f"{self._run.metadata.name}: {self._spec.steps} steps"
@@ -169,7 +175,8 @@ class Host:
             self._event(RUN_FAILED, str(error))
             return RunOutcome(ending=Ending.FAILED, message=str(error))
         self._show_events()
-        outcome = outcome_of_complete(self._run, read_metrics(self._run_dir.path))
+        run_dir = self._run_dir.path
+        outcome = outcome_of_complete(self._run, read_metrics(run_dir), read_events(run_dir))
         kind = "Collapsed" if outcome.ending is Ending.COLLAPSED else "Complete"
         self._event(kind, f"{self._spec.steps} steps. {outcome.message}".rstrip())
         return outcome
@@ -209,7 +216,6 @@ class Host:
         return signals is None or signals.phase is RunPhase.RUNNING
 
     def _current_view(self, workers_desired: int) -> RunView:
-        """Return what the terminal shows of the run now."""
         return run_view(
             self._run,
             self._signals,
@@ -316,7 +322,6 @@ class Host:
             self._fleet.scale(decision.replicas, self._port, busy)
 
     def _check_deadlines(self) -> None:
-        """Check the deadlines of the run."""
         times = self._times(self._started_s)
         exceeded = exceeded_deadline(RunLimits.of(self._spec), times, self._clock())
         if exceeded is not None:
@@ -332,6 +337,7 @@ class Host:
 
     async def _drain(self) -> None:
         """Drain the learner, which writes a checkpoint; a second Ctrl-C kills all processes."""
+        self._is_draining = True
         self._event(
             "Draining",
             "the learner finishes its step and saves a checkpoint, within"
@@ -381,7 +387,6 @@ class Host:
             self._event("DrainFailed", f"the learner {leader.describe_failure()}")
 
     async def _pause(self, duration_s: float) -> None:
-        """Wait for `duration_s` seconds."""
         try:
             async with asyncio.timeout(duration_s):
                 await self._interrupted.wait()

@@ -24,7 +24,7 @@ async def fixture(tmp_path, monkeypatch) -> AsyncIterator[HostFixture]:
         (tmp_path / module).mkdir()
         (tmp_path / module / "__main__.py").write_text(SERVE, encoding="utf-8")
         (tmp_path / module / "__init__.py").touch()
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(ROOT / "core")]))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, (tmp_path, ROOT, ROOT / "core"))))
     monkeypatch.setenv("SWITCH", str(tmp_path / "switch"))
     fixture = HostFixture(tmp_path)
     yield fixture
@@ -236,10 +236,11 @@ async def test_a_run_that_never_updated_is_no_plain_success(fixture):
     assert "(3 of 3 were skipped)" in outcome.message
 
 
-async def test_an_interrupted_run_ends_with_nobody_left(fixture):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+async def test_an_interrupted_run_ends_with_nobody_left(fixture, number):
     fixture.start()
     pids = [await fixture.until_answered("learner"), await fixture.until_answered("main-0")]
-    os.kill(os.getpid(), signal.SIGINT)
+    os.kill(os.getpid(), number)
     assert (await fixture.outcome()).ending is Ending.INTERRUPTED
     for pid in pids:
         with pytest.raises(ProcessLookupError):
@@ -264,6 +265,7 @@ async def test_an_interrupt_waits_for_the_step_as_long_as_the_spec_allows(fixtur
             " (spec.learner.drainSeconds); press Ctrl-C again to stop at once"
         )
     ]
+    os.kill(os.getpid(), signal.SIGHUP)  # the user goes home and closes the terminal
     fixture.clock.added_s = 100.0
     await fixture.until(lambda: fixture.view.views[-1].drain_s >= 100.0)
     shown = fixture.view.views[-1]

@@ -6,7 +6,10 @@ through its console.
 
 from __future__ import annotations
 
+import errno
 import math
+import os
+import termios
 import time
 from collections.abc import Callable
 from typing import Self
@@ -103,6 +106,19 @@ class PlainView:
 
 LiveView = RichView | PlainView
 """Shows the progress of a run; a context manager around all updates."""
+
+
+def leave_lost_terminal() -> None:
+    """Let what is printed from now on go nowhere if the terminal is gone; else a write would fail.
+
+    Files and pipes stay.
+    """
+    for descriptor in (1, 2):
+        try:
+            termios.tcgetattr(descriptor)
+        except termios.error as error:
+            if error.args[0] == errno.EIO:
+                os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
 
 
 def plain_line(view: RunView) -> str:

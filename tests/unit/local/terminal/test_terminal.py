@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import io
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -376,3 +379,22 @@ def test_a_notice_is_shown_in_full_however_narrow_the_panel():
         .split()
     )
     assert notice in words
+
+
+PRINTS_LATER = """
+import sys
+from vcpo.local.terminal.view import leave_lost_terminal
+sys.stdin.read()
+leave_lost_terminal()
+print("to nobody", flush=True)
+"""
+
+
+def test_what_is_printed_after_the_end_of_its_terminal_is_no_error():
+    ours, theirs = os.openpty()
+    pipes = {"stdin": subprocess.PIPE, "stdout": theirs, "stderr": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", PRINTS_LATER], **pipes) as process:
+        os.close(theirs)
+        os.close(ours)
+        _, told = process.communicate()
+    assert (process.returncode, told) == (0, b"")
