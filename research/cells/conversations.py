@@ -18,6 +18,7 @@ from vcpo_rollout.engines.engine import EngineError, Generation, GenerationReque
 from vcpo_rollout.engines.hf.decoding import DecodeBatch, PartialSequence
 from vcpo_rollout.engines.stop_strings import StopStrings
 from vcpo_rollout.environments.environment import MultiTurnEnvironment, Prompt
+from vcpo_rollout.generation.environment_pool import EnvironmentThreads
 from vcpo_rollout.generation.history import History
 from vcpo_rollout.generation.multi_turn import converse
 
@@ -89,8 +90,10 @@ class LockstepEngine:
                 caller.set_result(outcome)
 
 
-class _DirectCalls:
+class _DirectCalls(EnvironmentThreads):
     """Runs the environment's code in the caller's thread."""
+
+    def __init__(self) -> None: ...
 
     async def call(self, function: Callable[[], _Result]) -> _Result:
         return function()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import itertools
 import math
 import reprlib
@@ -19,8 +20,9 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 
 from vcpo.metrics.label_values import EnvironmentFault
 from vcpo.wire.failures import Failure, FailureCause, one_line
@@ -32,14 +34,18 @@ _Result = TypeVar("_Result")
 MOST_THREADS: Final = 256
 """Largest number of calls at once; others wait. Each call may start costly work of its own."""
 THREAD_NAME: Final = "environment"
-"""Prefix of the threads' names."""
 _ROOT: Final = Path(__file__).parents[1]
 _OUR_FOLDERS: Final = (_ROOT, _ROOT / "generation", _ROOT / "engines")
 """Folders whose code calls an environment, or a chat template for it."""
+_MAKER: Final = _ROOT / "environments" / "environment.py"
+"""The file whose code makes an environment."""
 
 
-class EnvironmentFailedError(RuntimeError):
-    """The environment's code failed; the worker reports the prompt as failed, with the cause."""
+class EnvironmentFailedError(Exception):
+    """The environment's code failed; the worker reports the prompt as failed, with the cause.
+
+    It is no RuntimeError: contextlib would take one that a StopIteration caused for its own.
+    """
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure.sentence)
@@ -48,7 +54,7 @@ class EnvironmentFailedError(RuntimeError):
 
 @contextlib.contextmanager
 def environment_errors(cause: FailureCause) -> Iterator[None]:
-    """Convert any exception of the environment's code.
+    """Convert any exception of the environment's code, SystemExit and KeyboardInterrupt included.
 
     Raises: EnvironmentFailedError with `cause`, the exception, and the environment's line.
     """
@@ -56,7 +62,7 @@ def environment_errors(cause: FailureCause) -> Iterator[None]:
         yield
     except EnvironmentFailedError:
         raise
-    except Exception as error:  # user code may raise anything
+    except BaseException as error:  # in a thread of ours nothing else ends the process
         failure = Failure(
             cause=cause,
             exception_type=type(error).__name__,
@@ -101,12 +107,40 @@ class Judgement:
     """Its parts by name; empty if the environment returned a number alone."""
 
 
+_loops: list[asyncio.AbstractEventLoop] = []
+_making_loop = threading.Lock()
+
+
+def awaited(value: object) -> object:
+    """Return what a reward function returned; what an `async def` returned is awaited.
+
+    All are awaited on one loop of their own, because a client that a user's module holds belongs
+    to the loop that used it first. The calling thread waits.
+
+    Raises: EnvironmentFailedError when the coroutine raises.
+    """
+    if not inspect.iscoroutine(value):
+        return value
+
+    async def finish() -> object:
+        with environment_errors(FailureCause.REWARD):
+            return await value
+
+    with _making_loop:
+        if not _loops:
+            _loops.append(asyncio.new_event_loop())
+            name = f"{THREAD_NAME}-loop"
+            threading.Thread(target=_loops[0].run_forever, name=name, daemon=True).start()
+    return asyncio.run_coroutine_threadsafe(finish(), _loops[0]).result()
+
+
 def check_judgement(value: object, function: Callable[..., object]) -> Judgement:
     """Return a reward, or the sum of its parts if the environment returned those by name.
 
-    Raises: EnvironmentFailedError as `check_reward`, and for too many parts, or names that are no
-        text of 1 to `MAX_ID_CHARACTERS` printable characters.
+    Raises: EnvironmentFailedError as `check_reward` and `awaited`, and for too many parts, or names
+        that are no text of 1 to `MAX_ID_CHARACTERS` printable characters.
     """
+    value = awaited(value)
     if not isinstance(value, Mapping):
         return Judgement(reward=check_reward(value, function), parts={})
     names_fit = all(
@@ -120,19 +154,6 @@ def check_judgement(value: object, function: Callable[..., object]) -> Judgement
     return Judgement(reward=check_reward(sum(parts.values()), function), parts=parts)
 
 
-def num_threads(num_sequences: int) -> int:
-    """Return the number of threads for so many concurrent sequences (at least 1), within bounds."""
-    return min(num_sequences, MOST_THREADS)
-
-
-class EnvironmentCalls(Protocol):
-    """Where the environment's code runs."""
-
-    async def call(self, function: Callable[[], _Result]) -> _Result:
-        """Call a function; its exceptions pass through."""
-        ...
-
-
 class HungCallsError(RuntimeError):
     """Too many calls of the environment hang in this process."""
 
@@ -144,13 +165,13 @@ class EnvironmentThreads:
     each call at once, so as many calls may hang as are made at once; with more, the process must
     end.
 
-    timeout_s: limit of one call, including the wait for a free thread; None sets no limit.
+    timeout_s: limit of one call, and of its wait for a free thread; None sets no limit.
     """
 
     def __init__(
         self, num_sequences: int, *, gauges: RolloutGauges, timeout_s: float | None = None
     ) -> None:
-        self._most = num_threads(num_sequences)
+        self._most = min(num_sequences, MOST_THREADS)
         self._pool = ThreadPoolExecutor(2 * self._most, thread_name_prefix=THREAD_NAME)
         self._gauges = gauges
         self._timeout_s = timeout_s
@@ -165,10 +186,10 @@ class EnvironmentThreads:
         Raises:
             EnvironmentFailedError: when the call takes too long, with the line it is at.
         """
-        threads: list[int] = []
+        begun: list[tuple[int, float]] = []
 
         def run() -> _Result:
-            threads.append(threading.get_ident())
+            begun.append((threading.get_ident(), time.monotonic()))
             return function()
 
         started_s = time.monotonic()
@@ -176,6 +197,9 @@ class EnvironmentThreads:
         future = asyncio.wrap_future(running)
         try:
             done, _ = await asyncio.wait({future}, timeout=self._timeout_s)
+            if not done and begun and self._timeout_s is not None:  # it waited for a thread
+                left_s = begun[0][1] + self._timeout_s - time.monotonic()
+                done, _ = await asyncio.wait({future}, timeout=max(0.0, left_s))
         finally:
             future.cancel()  # has no effect on a finished call, or on one that has begun
             if not running.done() and self._timeout_s is not None:
@@ -184,7 +208,7 @@ class EnvironmentThreads:
         if not done:
             self._count_hung()
             self._gauges.count_environment_failure(EnvironmentFault.TIMEOUT)
-            raise EnvironmentFailedError(self._timeout_failure(threads))
+            raise EnvironmentFailedError(self._timeout_failure([thread for thread, _ in begun]))
         try:
             return future.result()
         except EnvironmentFailedError:
@@ -234,6 +258,8 @@ class EnvironmentThreads:
 def _wrong_value(
     cause: FailureCause, function: Callable[..., object], value: object, wanted: str
 ) -> EnvironmentFailedError:
+    while isinstance(function, partial):
+        function = function.func
     name = getattr(function, "__qualname__", repr(function))
     code = getattr(function, "__code__", None)
     kind = "" if value is None or isinstance(value, float) else f"{type(value).__name__} "
@@ -256,4 +282,5 @@ def _environment_line(frames: Iterable[traceback.FrameSummary]) -> str:
 
 
 def _is_ours(frame: traceback.FrameSummary) -> bool:
-    return Path(frame.filename).parent in _OUR_FOLDERS
+    path = Path(frame.filename)
+    return path.parent in _OUR_FOLDERS or path == _MAKER

@@ -37,7 +37,6 @@ class Endings:
     """What ends a turn of the model."""
 
     token_ids: frozenset[int]
-    """End tokens."""
     stop_strings: StopStrings | None = None
     """Strings that end a turn; None if only end tokens do."""
 

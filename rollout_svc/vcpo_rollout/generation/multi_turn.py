@@ -28,7 +28,7 @@ from vcpo_rollout.engines.engine import (
 )
 from vcpo_rollout.environments.environment import Conversation
 from vcpo_rollout.generation.environment_pool import (
-    EnvironmentCalls,
+    EnvironmentThreads,
     Judgement,
     check_judgement,
     environment_errors,
@@ -45,7 +45,7 @@ async def resume(
     *,
     codec: PromptCodec,
     endings: Endings,
-    threads: EnvironmentCalls,
+    threads: EnvironmentThreads,
 ) -> tuple[Conversation, History] | None:
     """Bring a new conversation to the state in which another worker's was interrupted.
 
@@ -69,7 +69,7 @@ async def converse(
     *,
     engine: SequenceSampler,
     codec: PromptCodec,
-    threads: EnvironmentCalls,
+    threads: EnvironmentThreads,
     interrupt: asyncio.Event,
 ) -> Trajectory:
     """Hold one conversation to its end and judge it.

@@ -135,8 +135,12 @@ class ResponseGenerator:
         with self._count_engine_failures():
             generations = await sample_group(self.engine, requests, interrupt=interrupt)
         self.gauges.observe_generation(time.monotonic() - started_s)
-        judging = partial(self._judge, prompt, list(generations.values()))
-        judgements = await self.threads.call(judging)
+        judgements = await asyncio.gather(
+            *(
+                self.threads.call(partial(self._judge, prompt, generation))
+                for generation in generations.values()
+            )
+        )
         return [
             Trajectory(
                 trajectory_id=f"{lease.lease_id}/{number}",
@@ -232,7 +236,6 @@ class ResponseGenerator:
         self._engine_failures.clear()
 
     def _make_prompt(self, lease: work_pb2.Lease) -> tuple[Prompt, tuple[int, ...]]:
-        """Return the lease's prompt and its tokens."""
         with environment_errors(FailureCause.PROMPT):
             value = self.environment.prompt(_SPLITS[lease.split], lease.prompt_index)
             prompt = require_type(value, Prompt, self.environment.prompt)
@@ -246,17 +249,11 @@ class ResponseGenerator:
         context_tokens = self.engine.context_tokens if self.truncates_prompts else None
         return None if context_tokens is None else context_tokens - lease.sampling.max_new_tokens
 
-    def _judge(self, prompt: Prompt, generations: list[Generation]) -> list[Judgement]:
-        """Return the reward of each response, with its parts."""
+    def _judge(self, prompt: Prompt, generation: Generation) -> Judgement:
         reward = self.environment.reward
-        end_token_ids = self.engine.end_token_ids
         with environment_errors(FailureCause.REWARD):
-            return [
-                check_judgement(
-                    reward(prompt, self.codec.decode(generation.token_ids, end_token_ids)), reward
-                )
-                for generation in generations
-            ]
+            text = self.codec.decode(generation.token_ids, self.engine.end_token_ids)
+            return check_judgement(reward(prompt, text), reward)
 
 
 def _to_partial_response(trajectory: Trajectory) -> PartialResponse:

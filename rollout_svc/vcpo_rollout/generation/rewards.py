@@ -1,7 +1,8 @@
 """Functions that judge responses in place of the environment: `environment.rewards` of a run.
 
 A function is found as an environment's class is, `package.module:function`, and is called with
-`prompt` and `response`. A class is made once, with the parameters, and its object is called.
+`prompt` and `response`. A class is made once, with the parameters, and its object is called. An
+`async def` is awaited. A function that returns None leaves the response to the others.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from vcpo_rollout.environments.environment import (
     Split,
     make_environment,
 )
-from vcpo_rollout.generation.environment_pool import check_judgement
+from vcpo_rollout.generation.environment_pool import awaited, check_judgement
 
 
 def make_task(settings: EnvironmentSettings, seed: int) -> Environment:
@@ -51,9 +52,13 @@ class JudgedEnvironment:
         self._judges = tuple(_judges(environment, rewards))
 
     def reward(self, prompt: Prompt, response: str) -> Mapping[str, float]:
-        return {
+        """Return the parts of all functions; one that returned None has none."""
+        parts = {
             name: value for judge in self._judges for name, value in judge.parts(prompt, response)
         }
+        if not parts:
+            check_judgement(None, self._judges[-1].code)  # refuses it
+        return parts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,13 +73,14 @@ class _Judge:
     """What to name in errors; `call` without the parameters."""
 
     def parts(self, prompt: Prompt, response: str) -> Iterator[tuple[str, float]]:
-        judgement = check_judgement(self.call(prompt=prompt, response=response), self.code)
+        if (told := awaited(self.call(prompt=prompt, response=response))) is None:
+            return
+        judgement = check_judgement(told, self.code)
         for part, value in (judgement.parts or {"": judgement.reward}).items():
             yield f"{self.label}.{part}".strip("."), self.weight * value
 
 
 def _judges(environment: Environment, rewards: Sequence[Reward]) -> Iterator[_Judge]:
-    """Yield a judge for each reward; those of one name are numbered."""
     labels: list[str] = []
     for number, reward in enumerate(rewards):
         label = reward.name.rpartition(":")[2]
@@ -102,7 +108,7 @@ def _found(reward: Reward, field: str) -> tuple[Callable[..., object], Callable[
         return partial(found, **parameters), found
     try:
         return cast("Callable[..., object]", found(**parameters)), found.__call__
-    except Exception as error:  # user code may raise anything
+    except (Exception, SystemExit) as error:  # user code may raise anything
         raise ValueError(
             f"{field}.parameters: {name!r} cannot be made with {dict(parameters)!r}"
             f" ({type(error).__name__}: {error}); correct the parameters or the class"

@@ -19,17 +19,20 @@ from vcpo.wire.errors import SetAsideError
 from vcpo.wire.failures import Failure, FailureCause, FailureCounts, one_line
 from vcpo.wire.phase import RunPhase
 from vcpo.wire.v1 import work_pb2
-from vcpo_rollout.engines.chat_codec import PromptCodec
-from vcpo_rollout.engines.engine import Engine, EngineError, PromptTooLongError
-from vcpo_rollout.environments.environment import Environment
+from vcpo_rollout.engines.engine import EngineError, PromptTooLongError
 from vcpo_rollout.gauges import RolloutGauges
-from vcpo_rollout.generation.environment_pool import EnvironmentFailedError, EnvironmentThreads
+from vcpo_rollout.generation.environment_pool import EnvironmentFailedError
 from vcpo_rollout.generation.group_sampling import GroupInterruptedError
 from vcpo_rollout.generation.responses import ResponseGenerator
 from vcpo_rollout.transport.learner_client import LearnerClient, SubmissionRefusedError
 from vcpo_rollout.weights.receiver import WeightReceiver
 
 _LOGGER = logging.getLogger(__name__)
+_CAUSES = {
+    PromptTooLongError: FailureCause.TOO_LONG,  # an EngineError as well
+    EngineError: FailureCause.ENGINE,
+    SubmissionRefusedError: FailureCause.REFUSED,
+}
 _LEASE_WAIT_S = 5.0
 _FIRST_FAILURE_PAUSE_S = 0.02
 _LONGEST_FAILURE_PAUSE_S = 5.0
@@ -45,18 +48,12 @@ class Worker:
 
     learner: LearnerClient
     receiver: WeightReceiver
-    engine: Engine
-    environment: Environment
-    codec: PromptCodec
+    responses: ResponseGenerator
     gauges: RolloutGauges
     max_concurrent_sequences: int
     sequences_per_prompt: int
     """Slots that a training lease takes. The learner grants whole leases, so a request with fewer
     free slots would only wait."""
-    truncates_prompts: bool = False
-    """Whether a prompt that does not fit into the context loses text."""
-    environment_timeout_s: float | None = None
-    """Time limit of one call of the environment."""
     drain_s: float
     """How long running leases may take to finish after a shutdown is requested; then the worker
     interrupts and releases them."""
@@ -70,24 +67,9 @@ class Worker:
     _failures: FailureCounts = field(default_factory=FailureCounts, init=False)
     _is_failing: bool = field(default=False, init=False)
     """Whether the lease that ended last failed."""
-    _threads: EnvironmentThreads = field(init=False)
-    _responses: ResponseGenerator = field(init=False)
 
     def __post_init__(self) -> None:
         self.learner.on_preempted = self._interrupt
-        self._threads = EnvironmentThreads(
-            self.max_concurrent_sequences,
-            gauges=self.gauges,
-            timeout_s=self.environment_timeout_s,
-        )
-        self._responses = ResponseGenerator(
-            engine=self.engine,
-            environment=self.environment,
-            codec=self.codec,
-            gauges=self.gauges,
-            threads=self._threads,
-            truncates_prompts=self.truncates_prompts,
-        )
 
     def shut_down(self) -> None:
         self._shutdown.set()
@@ -117,7 +99,7 @@ class Worker:
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)
-            self._threads.close()
+            self.responses.threads.close()
             await self.learner.release_all()
         return phase
 
@@ -128,8 +110,8 @@ class Worker:
         while True:
             while self._num_free < self.sequences_per_prompt:
                 await asyncio.wait(self._slots, return_when=asyncio.FIRST_COMPLETED)
-            self._responses.check_engine()
-            self._threads.check()
+            self.responses.check_engine()
+            self.responses.threads.check()
             if self._is_failing:
                 # The cause may need time or a person: pauses grow while leases fail.
                 pause_s = min(max(2 * pause_s, _FIRST_FAILURE_PAUSE_S), _LONGEST_FAILURE_PAUSE_S)
@@ -196,7 +178,9 @@ class Worker:
     async def _interrupt_in_time(self, lease: work_pb2.Lease, interrupt: asyncio.Event) -> None:
         # A lease that cannot be resumed has all of its time to become complete.
         if lease.timeout_seconds and _is_resumable(lease):
-            await self.sleep(interrupt_after_s(lease.timeout_seconds))
+            # The rest covers the decoding step, the release, and the lease's way to the worker.
+            rest_s = min(_RELEASE_S, _RELEASE_SHARE * lease.timeout_seconds)
+            await self.sleep(lease.timeout_seconds - rest_s)
             interrupt.set()
 
     async def _complete(self, lease: work_pb2.Lease, interrupt: asyncio.Event) -> None:
@@ -207,17 +191,11 @@ class Worker:
             # Responses of an expired lease are useless; an engine that ignores the interrupt must
             # not hold the slots for ever.
             async with asyncio.timeout(lease.timeout_seconds or None):
-                trajectories = await self._responses.generate(lease, interrupt)
+                trajectories = await self.responses.generate(lease, interrupt)
                 num_accepted = await learner.submit(lease.lease_id, trajectories)
-        except PromptTooLongError as error:
-            failure = Failure(cause=FailureCause.TOO_LONG, message=one_line(str(error)))
-            await self._report(lease, failure, error)
-        except EngineError as error:
-            failure = Failure(cause=FailureCause.ENGINE, message=one_line(str(error)))
-            await self._report(lease, failure, error)
-        except SubmissionRefusedError as error:
-            failure = Failure(cause=FailureCause.REFUSED, message=one_line(str(error)))
-            await self._report(lease, failure, error)
+        except (EngineError, SubmissionRefusedError) as error:
+            cause = next(_CAUSES[kind] for kind in _CAUSES if isinstance(error, kind))
+            await self._report(lease, Failure(cause=cause, message=one_line(str(error))), error)
         except EnvironmentFailedError as error:
             await self._report(lease, error.failure, error)
         except GroupInterruptedError as error:
@@ -247,16 +225,6 @@ class Worker:
             )
         self.gauges.count_failed(lease.num_trajectories, failure.cause)
         await self.learner.report_failure(lease.lease_id, failure)
-
-
-def interrupt_after_s(timeout_s: float) -> float:
-    """Return the seconds from a lease's arrival to its interruption, less than `timeout_s`.
-
-    The rest covers the decoding step, the release, and the way of the lease to the worker.
-
-    timeout_s: seconds from the grant to the lease's expiry, above 0.
-    """
-    return timeout_s - min(_RELEASE_S, _RELEASE_SHARE * timeout_s)
 
 
 def _is_resumable(lease: work_pb2.Lease) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import builtins
 import importlib.util
 import threading
 from functools import partial
@@ -49,6 +50,10 @@ class Untyped(Task):
 class Unable(Task):
     def prompt(self, split, index):
         raise LookupError(f"item {index}\\nis missing")
+
+class Leaves(Task):
+    def reward(self, prompt, response):
+        raise SystemExit(3)
 """
 HELPERS = """\
 import json
@@ -90,6 +95,7 @@ async def report_with(environment):
         ("Task", "reward", "JSONDecodeError: Expecting value", "helpers_of_task.py:4"),
         ("Untyped", "type", "prompt must return a Prompt, got str '2 +", "user_task.py:13"),
         ("Unable", "prompt", "LookupError: item ", "user_task.py:18"),
+        ("Leaves", "reward", "SystemExit: 3", "user_task.py:22"),
     ],
 )
 async def test_the_learner_receives_what_failed_and_where(task, tmp_path, name, cause, said, place):
@@ -98,6 +104,52 @@ async def test_the_learner_receives_what_failed_and_where(task, tmp_path, name, 
     assert said in failure.sentence
     assert failure.location == str(tmp_path / place)
     assert "\n" not in failure.sentence
+
+
+async def test_every_exception_of_python_is_told_at_once_by_its_class():
+    classes = (one for one in vars(builtins).values() if isinstance(one, type))
+    threads = environment_threads(1, timeout_s=60.0)
+    for kind in (one for one in classes if issubclass(one, BaseException)):
+        parts = ("x", [ValueError()]) if issubclass(kind, BaseExceptionGroup) else ()
+        error = kind.__new__(kind, *parts)
+        with pytest.raises(EnvironmentFailedError) as caught:
+            await threads.call(partial(raise_one, error))
+        assert caught.value.failure.exception_type == type(error).__name__
+    threads.close()
+
+
+def raise_one(error: BaseException) -> None:
+    with environment_errors(FailureCause.REWARD):
+        raise error
+
+
+async def test_a_call_that_waited_for_a_thread_has_its_whole_limit(monkeypatch):
+    threads, entered, released = environment_threads(1, timeout_s=60.0), *events(2)
+    wait, limits = asyncio.wait, []
+
+    async def wait_until_it_began(futures, *, timeout):
+        limits.append(timeout)
+        if len(limits) == 2:
+            released.set()
+            return await wait(futures)
+        await asyncio.to_thread(entered.wait)
+        return set(), futures
+
+    monkeypatch.setattr(asyncio, "wait", wait_until_it_began)
+    assert await threads.call(lambda: entered.set() or released.wait()) is True
+    assert limits[0] == 60.0
+    assert 0.0 < limits[1] <= 60.0
+    threads.close()
+
+
+async def test_the_responses_of_a_group_are_judged_side_by_side():
+    both = threading.Barrier(2, timeout=60)
+    async with learner_fixture() as fixture:
+        fixture.environment.reward_of = lambda: float(both.wait() >= 0)
+        fixture.publish(0)
+        async with run_in_task(fixture.worker(places=2)):
+            await eventually(lambda: fixture.samples("accepted") >= 2)
+    assert not both.broken
 
 
 def test_the_codec_is_not_the_environments_code(task, tmp_path):

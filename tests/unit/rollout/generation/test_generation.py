@@ -26,7 +26,6 @@ from vcpo_rollout.generation.environment_pool import (
     THREAD_NAME,
     EnvironmentFailedError,
     HungCallsError,
-    num_threads,
 )
 from vcpo_rollout.generation.rewards import make_task
 from vcpo_rollout.trial import NotTriedError, try_environment
@@ -57,6 +56,18 @@ class Counted:
 
 class Silent:
     pass
+
+
+LOOPS = []
+
+
+async def slow(prompt: Prompt, response: str) -> float | None:
+    LOOPS.append(asyncio.get_running_loop())
+    await asyncio.sleep(0)
+    return float(prompt.text) if prompt.text.isdigit() else None
+
+
+def absent(prompt: Prompt, response: str) -> None: ...
 
 
 def task(*rewards: Any, name: str = "sort_digits", **parameters: Any) -> Any:
@@ -98,6 +109,16 @@ def test_a_function_that_is_named_twice_gives_two_parts():
 def test_a_class_is_made_once_with_its_parameters():
     judged = task(own("Counted", parameters={"start": 5}))
     assert [judged.reward(PROMPT, "") for _ in range(2)] == [{"Counted": 6.0}, {"Counted": 7.0}]
+
+
+def test_async_functions_are_awaited_on_one_loop_and_one_that_returns_none_is_left_out():
+    judged = task(own("slow", weight=3), own("exact"), own("absent"))
+    numbered = Prompt(text="2", answer="312")
+    assert judged.reward(numbered, "312") == {"slow": 6.0, "exact": 1.0}
+    assert judged.reward(PROMPT, "") == {"exact": 0.0}
+    assert len(set(LOOPS)) == 1
+    with pytest.raises(EnvironmentFailedError, match="absent must return a number, got None"):
+        task(own("absent")).reward(PROMPT, "312")
 
 
 @pytest.mark.parametrize(
@@ -172,11 +193,6 @@ async def test_a_worker_that_stops_waits_for_no_environment_and_leaves_no_thread
     await eventually(lambda: not set(threads_of_environments()) - before)
 
 
-@pytest.mark.parametrize(("responses", "threads"), [(1, 1), (64, 64), (256, 256), (10_000, 256)])
-def test_there_are_as_many_threads_as_responses_up_to_a_bound(responses, threads):
-    assert num_threads(responses) == threads
-
-
 SHORT_S = 0.02
 """Time of a call of the environment, in tests whose calls hang."""
 
@@ -249,19 +265,6 @@ def hanging_task(hangs):
     task = FakeEnvironment()
     task.reward_of = lambda: hangs() or 1.0
     return task
-
-
-async def test_a_worker_goes_on_after_as_many_hung_calls_as_it_has_threads():
-    hangs = Hangs(4)
-    async with learner_fixture(failurePolicy={"maxFailuresInARow": 1000}) as fixture:
-        fixture.environment = hanging_task(hangs)
-        fixture.publish(0)
-        try:
-            async with run_in_task(fixture.worker(places=4, environment_timeout_s=SHORT_S)):
-                await eventually(lambda: fixture.samples("accepted") >= 8)
-        finally:
-            hangs.released.set()
-    assert fixture.count("vcpo_rollout_environment_failures_total", kind="timeout") >= 1
 
 
 async def test_a_worker_that_is_worn_out_ends_with_the_cause():
@@ -360,8 +363,8 @@ async def test_a_good_environment_needs_no_word(write):
             {"reward": "return 1 / 0"},
             "Task.reward(prompt, response) raised ZeroDivisionError: division by zero (",
         ),
-        ({"reward": "return '1.0'"}, "must return a number, got str '1.0'"),
-        ({"reward": "return float('nan')"}, "must return a finite number, got nan"),
+        ({"reward": "return '1.0'"}, "name: Task.reward must return a number, got str '1.0'"),
+        ({"reward": "return float('nan')"}, "Task.reward must return a finite number, got nan"),
         (
             {"reward": "return 1e5"},
             "Task.reward(prompt, response) returned 100000, and a response with more than 10000 ",
@@ -391,6 +394,21 @@ async def test_a_conversation_is_tried_by_its_own_calls(write, bodies, words):
     """The class's own `reward` judges no conversation, so it is not called."""
     told = await refusal_of(f"{write(**bodies, reward='raise KeyError(7)')}:Turns")
     assert words in told
+
+
+async def test_a_class_that_ends_the_process_is_told_with_its_last_word(write):
+    module = write(init="exit('no key')")
+    told = await refusal_of(f"{module}:Task")
+    assert "cannot be made with {} (SystemExit: no key); correct" in told
+
+
+async def test_a_class_that_is_never_made_is_refused_with_its_line(write):
+    module = write(init="threading.Event().wait(5)")
+    with pytest.raises(StartError) as refused:
+        await try_environment(run_of(f"{module}:Task"), make_s=0.05)
+    told = str(refused.value)
+    assert told.startswith(f"environment.name: '{module}:Task' was not made within 0.05 s (")
+    assert f"{module}.py:8)" in told
 
 
 async def test_a_call_longer_than_a_workers_limit_is_an_error(write):

@@ -11,7 +11,6 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from itertools import count
 from types import SimpleNamespace
-from unittest.mock import patch
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -31,6 +30,7 @@ from vcpo_learner.services.work import WorkService
 from vcpo_rollout.engines.engine import Generation, GenerationInterruptedError
 from vcpo_rollout.gauges import RolloutGauges
 from vcpo_rollout.generation.environment_pool import EnvironmentThreads
+from vcpo_rollout.generation.responses import ResponseGenerator
 from vcpo_rollout.generation.worker import Worker
 from vcpo_rollout.transport.learner_client import HeldPolicy, LearnerClient
 
@@ -160,9 +160,13 @@ class TwoWorkers(DispatcherFixture):
         return Worker(
             learner=LearnerClient(DirectChannel(service), worker_id=name, rollout_group="main"),
             receiver=HeldAlready(),
-            engine=engine,
-            environment=FakeEnvironment(),
-            codec=FakeCodec(),
+            responses=ResponseGenerator(
+                engine=engine,
+                environment=FakeEnvironment(),
+                codec=FakeCodec(),
+                gauges=gauges,
+                threads=CallsAtOnce(4, gauges=gauges),
+            ),
             gauges=gauges,
             max_concurrent_sequences=4,
             sequences_per_prompt=2,
@@ -214,8 +218,7 @@ class TwoWorkers(DispatcherFixture):
 
 
 def play_all(actions: Sequence[str | float], *, learner_first: bool) -> TwoWorkers:
-    with patch("vcpo_rollout.generation.worker.EnvironmentThreads", CallsAtOnce):
-        return asyncio.run(play(actions, learner_first=learner_first))
+    return asyncio.run(play(actions, learner_first=learner_first))
 
 
 async def play(actions: Sequence[str | float], *, learner_first: bool) -> TwoWorkers:
