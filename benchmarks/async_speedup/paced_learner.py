@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Final, ParamSpec, TypeVar
 
-from vcpo_learner.__main__ import main
+from vcpo_learner.command import main
 from vcpo_learner.update.policy_update import PolicyUpdate
 from vcpo_learner.weights.store import PolicyStore
 

@@ -33,14 +33,7 @@ from vcpo.wire.access.roles import LEARNER_ROLES, keys_from_environment
 from vcpo.wire.access.tls import checked_folder
 from vcpo.wire.phase import RunPhase
 from vcpo.wire.server import WireServer
-from vcpo.wire.v1 import (
-    control_pb2,
-    control_pb2_grpc,
-    policy_pb2,
-    policy_pb2_grpc,
-    work_pb2,
-    work_pb2_grpc,
-)
+from vcpo.wire.v1 import control_pb2_grpc, policy_pb2_grpc, work_pb2_grpc
 from vcpo_learner.forward.router_replay import router_layout
 from vcpo_learner.ledger.dispatcher import Dispatcher
 from vcpo_learner.ledger.ledger import AccountingError, TrajectoryLedger
@@ -61,14 +54,7 @@ from vcpo_learner.troubles import Troubles
 from vcpo_learner.weights.store import PolicyStore, VersionFolder
 
 _LOGGER = logging.getLogger(__name__)
-_SERVICES = tuple(
-    module.DESCRIPTOR.services_by_name[name].full_name
-    for module, name in (
-        (work_pb2, "WorkService"),
-        (policy_pb2, "PolicyService"),
-        (control_pb2, "ControlService"),
-    )
-)
+_SERVICES = [f"vcpo.wire.v1.{part}Service" for part in ("Work", "Policy", "Control")]
 _REFRESH_S = 1.0
 _STOP_GRACE_S = 2.0
 _LOCK_PATIENCE_S = 60.0

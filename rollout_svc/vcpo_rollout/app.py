@@ -11,7 +11,7 @@ from pathlib import Path
 
 import grpc
 
-from vcpo.api import VCPORun, load_run
+from vcpo.api import VCPORun, VCPORunSpec, load_run
 from vcpo.api.workloads import OverlongPrompts, RolloutGroup
 from vcpo.metrics import MetricsServer, RolloutMetrics, serve_metrics
 from vcpo.service import logs
@@ -37,6 +37,8 @@ from vcpo_rollout.engines.engine import Engine, ObservableEngine
 from vcpo_rollout.engines.factory import load_engine, plan_weights
 from vcpo_rollout.environments.environment import Environment
 from vcpo_rollout.gauges import RolloutGauges
+from vcpo_rollout.generation.environment_pool import EnvironmentThreads
+from vcpo_rollout.generation.responses import ResponseGenerator
 from vcpo_rollout.generation.rewards import make_task
 from vcpo_rollout.generation.worker import Worker
 from vcpo_rollout.transport.learner_client import LearnerClient
@@ -83,7 +85,6 @@ class _Setting:
 
 
 def _read(options: Options) -> _Setting:
-    """Read the run file and the keys, make the environment, and serve the metrics."""
     with start_errors():
         run = load_run(options.run_file)
         logs.identify_process(run=run.metadata.name)
@@ -127,34 +128,41 @@ async def run_worker(options: Options) -> RunPhase:
         EngineError: when the engine died.
     """
     setting = _read(options)
-    spec, group = setting.run.spec, setting.group
     server = WireServer(keys=setting.keys or None)
     with setting.endpoint:
-        with start_errors():
-            port = await server.start(
-                options.listen,
-                (),
-                serving=False,
-                certificates=setting.certificates,
-                health_address=options.health_listen,
-            )
-            # Of what a worker draws for itself, the noise on its weights; leases seed responses.
-            seed = zlib.crc32(f"{spec.seed}/{options.worker_id}".encode())
-            loaded = await asyncio.to_thread(load_sampler, setting.run, group, seed=seed)
-        worker = _worker(setting, loaded)
-        freeze_loaded()
-        _report_start(options, worker, grpc_port=port, metrics_port=setting.endpoint.port)
-        beside = [asyncio.create_task(_serve_when_ready(worker.receiver, server))]
-        if setting.certificates is not None:
-            beside.append(asyncio.create_task(_end_with_authority(setting.certificates, worker)))
         try:
-            return await worker.run()
+            with start_errors():
+                port = await server.start(
+                    options.listen,
+                    (),
+                    serving=False,
+                    certificates=setting.certificates,
+                    health_address=options.health_listen,
+                )
+                # Of what a worker draws for itself, the noise on its weights; leases seed the rest.
+                seed = zlib.crc32(f"{setting.run.spec.seed}/{options.worker_id}".encode())
+                loaded = await asyncio.to_thread(
+                    load_sampler, setting.run, setting.group, seed=seed
+                )
+            return await _work(setting, loaded, server, port)
         finally:
-            for task in beside:
-                task.cancel()
-            await loaded.engine.close()
             await server.stop(_STOP_GRACE_S)
             await setting.channel.close()
+
+
+async def _work(setting: _Setting, loaded: Sampler, server: WireServer, port: int) -> RunPhase:
+    worker = _worker(setting, loaded)
+    freeze_loaded()
+    _report_start(setting.options, worker, grpc_port=port, metrics_port=setting.endpoint.port)
+    beside = [asyncio.create_task(_serve_when_ready(worker.receiver, server))]
+    if setting.certificates is not None:
+        beside.append(asyncio.create_task(_end_with_authority(setting.certificates, worker)))
+    try:
+        return await worker.run()
+    finally:
+        for task in beside:
+            task.cancel()
+        await loaded.engine.close()
 
 
 def _worker(setting: _Setting, loaded: Sampler) -> Worker:
@@ -183,15 +191,32 @@ def _worker(setting: _Setting, loaded: Sampler) -> Worker:
             postprocess=loaded.postprocess,
             adapters=loaded.adapters,
         ),
-        engine=loaded.engine,
-        environment=setting.environment,
-        codec=loaded.codec,
+        responses=response_generator(spec, group, loaded, setting.environment, gauges),
         gauges=gauges,
         max_concurrent_sequences=group.max_concurrent_sequences,
         sequences_per_prompt=spec.batch.trajectories_per_prompt,
-        truncates_prompts=spec.environment.overlong_prompts is OverlongPrompts.TRUNCATE,
-        environment_timeout_s=spec.environment_timeout_s,
         drain_s=options.drain_s,
+    )
+
+
+def response_generator(
+    spec: VCPORunSpec,
+    group: RolloutGroup,
+    sampler: Sampler,
+    environment: Environment,
+    gauges: RolloutGauges,
+) -> ResponseGenerator:
+    """Return what answers prompts of a run, in a worker and in a trial."""
+    threads = EnvironmentThreads(
+        group.max_concurrent_sequences, gauges=gauges, timeout_s=spec.environment_timeout_s
+    )
+    return ResponseGenerator(
+        engine=sampler.engine,
+        environment=environment,
+        codec=sampler.codec,
+        gauges=gauges,
+        threads=threads,
+        truncates_prompts=spec.environment.overlong_prompts is OverlongPrompts.TRUNCATE,
     )
 
 

@@ -6,10 +6,11 @@
 --samples N    samples and judges answers to the first N prompts; the weights are the model's own,
                as it lies on the disk, and new adapters are left out, as they change nothing
 
-It ends with 0, with `CANNOT_START` where a worker would fail, or with `NOT_TRIED` where a service
-does not answer or a call takes long. The message then follows the mark of start errors in the log,
-and begins with the field. With `--samples` standard output gets one line of JSON for each message
-of `vcpo.records.trial`; what the user's code prints goes to standard error.
+It ends with 0 after the line `TRIED`, with `CANNOT_START` where a worker would fail, or with
+`NOT_TRIED` where a service does not answer or a call takes long. The message then follows the mark
+of start errors in the log, and begins with the field. With `--samples` standard output gets one
+line of JSON for each message of `vcpo.records.trial` instead; what the user's code prints goes to
+standard error.
 """
 
 from __future__ import annotations
@@ -23,17 +24,15 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn, TextIO, TypeVar
 
 from vcpo.api import VCPORun, VCPORunSpec, parse_run
-from vcpo.api.workloads import OverlongPrompts
 from vcpo.metrics import RolloutMetrics
 from vcpo.records.samples import Sample
 from vcpo.records.trial import AnsweredPrompt, FailedPrompt, TrialEnd, TrialMessage, message_line
-from vcpo.service.lifecycle import CANNOT_START, NOT_TRIED, StartError, start_errors
+from vcpo.service.lifecycle import CANNOT_START, NOT_TRIED, TRIED, StartError, start_errors
 from vcpo.service.logs import record_end
 from vcpo.service.model_files import local_model
 from vcpo.service.plugins import import_from_run_folder
@@ -67,6 +66,7 @@ RESPONSE: Final = "The answer is 42."
 """The response that the environment judges; it must judge any text."""
 _CALL_S: Final = 20.0
 """Longest wait for one call; a worker waits for half of a lease."""
+_MAKE_S: Final = 60.0
 _UNREACHABLE: Final = {errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN}
 _SEEDS: Final = 1 << 20
 """More than the prompts of a trial, so that two runs' seeds share none."""
@@ -103,6 +103,8 @@ def main() -> NoReturn:
             _try_model(run)
         else:
             asyncio.run(try_run(run, options.samples, messages, shows_tokens=options.tokens))
+        if not options.samples:
+            messages.write(TRIED)
     except StartError as error:
         record_end(str(error))
         status = CANNOT_START
@@ -153,20 +155,31 @@ def _try_model(run: VCPORun) -> None:
             ) from error
 
 
-async def try_environment(run: VCPORun, *, call_s: float = _CALL_S) -> None:
+async def try_environment(
+    run: VCPORun, *, call_s: float = _CALL_S, make_s: float = _MAKE_S
+) -> None:
     """Make a run's environment, and make each kind of call that a worker makes.
 
     call_s: longest wait for one call.
+    make_s: longest wait for the environment's class.
 
     Raises:
         NotTriedError: naming the field, where a service did not answer, or a call takes long.
     """
     settings = run.spec.environment
+    gauges = RolloutGauges(RolloutMetrics(run=run.metadata.name, group="trial"))
+    maker = EnvironmentThreads(1, gauges=gauges, timeout_s=make_s)
     try:
-        environment = make_task(settings, run.spec.seed)
+        environment = await maker.call(partial(make_task, settings, run.spec.seed))
+    except EnvironmentFailedError as error:
+        where = f" ({error.failure.location})" if error.failure.location else ""
+        raise StartError(
+            f"environment.name: {settings.name!r} was not made within {make_s:g} s{where}; load"
+            " less before the first prompt"
+        ) from error
     except ValueError as error:
         raise (NotTriedError if _is_unanswered(error) else StartError)(str(error)) from error
-    calls = _Calls.of(run, environment, call_s)
+    calls = _Calls(run, environment, call_s, gauges)
     prompt = await calls.prompt(Split.TRAIN, 0)
     await calls.prompt(Split.TRAIN, 1)
     await calls.prompt(Split.EVALUATION, 0)
@@ -179,36 +192,22 @@ async def try_environment(run: VCPORun, *, call_s: float = _CALL_S) -> None:
     await calls.judge(prompt)
 
 
-@dataclass(slots=True, kw_only=True)
 class _Calls:
     """The calls of a trial; an error names the environment's class and the call."""
 
-    environment: Environment
-    owner: str
-    """What stands before a method in errors."""
-    field: str
-    cure: str
-    most_reward: float
-    allowed_s: float
-    waited_s: float
-    threads: EnvironmentThreads
-
-    @classmethod
-    def of(cls, run: VCPORun, environment: Environment, call_s: float) -> _Calls:
+    def __init__(
+        self, run: VCPORun, environment: Environment, call_s: float, gauges: RolloutGauges
+    ) -> None:
         spec = run.spec
         own = environment.environment if isinstance(environment, JudgedEnvironment) else environment
-        gauges = RolloutGauges(RolloutMetrics(run=run.metadata.name, group="trial"))
-        waited_s = min(call_s, spec.environment_timeout_s)
-        return cls(
-            environment=environment,
-            owner=f"{type(own).__name__}.",
-            field="environment.name",
-            cure="the class" if ":" in spec.environment.name else "environment.parameters",
-            most_reward=spec.environment.max_absolute_reward,
-            allowed_s=spec.environment_timeout_s,
-            waited_s=waited_s,
-            threads=EnvironmentThreads(1, gauges=gauges, timeout_s=waited_s),
-        )
+        self.environment = environment
+        self.owner = f"{type(own).__name__}."
+        self.field = "environment.name"
+        self.cure = "the class" if ":" in spec.environment.name else "environment.parameters"
+        self.most_reward = spec.environment.max_absolute_reward
+        self.allowed_s = spec.environment_timeout_s
+        self.waited_s = min(call_s, self.allowed_s)
+        self.threads = EnvironmentThreads(1, gauges=gauges, timeout_s=self.waited_s)
 
     async def prompt(self, split: Split, index: int) -> Prompt:
         """Return a prompt of the environment."""
@@ -260,7 +259,6 @@ class _Calls:
     async def _call(
         self, name: str, cause: FailureCause, function: Callable[[], _Result]
     ) -> _Result:
-        """Call a function of the environment in a thread."""
 
         def guarded() -> _Result:
             with environment_errors(cause):
@@ -311,28 +309,18 @@ async def try_run(
     run: VCPORun, num_prompts: int, messages: TextIO, *, shows_tokens: bool = False
 ) -> None:
     """Sample and judge responses to the first prompts of a run; write each group at once."""
-    from vcpo_rollout.app import load_sampler
+    from vcpo_rollout.app import load_sampler, response_generator
     from vcpo_rollout.engines.engine import EngineError
-    from vcpo_rollout.generation.responses import ResponseGenerator
 
     with start_errors():
         spec = await asyncio.to_thread(_local_spec, run.spec)
         run = run.model_copy(update={"spec": spec})
-        task, group = spec.environment, spec.rollouts[0]
-        environment = make_task(task, spec.seed)
+        group = spec.rollouts[0]
+        environment = make_task(spec.environment, spec.seed)
         sampler = await asyncio.to_thread(load_sampler, run, group, seed=spec.seed)
         await _swap_in_own_weights(spec, sampler)
     gauges = RolloutGauges(RolloutMetrics(run=run.metadata.name, group="trial"))
-    generator = ResponseGenerator(
-        engine=sampler.engine,
-        environment=environment,
-        codec=sampler.codec,
-        gauges=gauges,
-        threads=EnvironmentThreads(
-            group.max_concurrent_sequences, gauges=gauges, timeout_s=spec.environment_timeout_s
-        ),
-        truncates_prompts=task.overlong_prompts is OverlongPrompts.TRUNCATE,
-    )
+    generator = response_generator(spec, group, sampler, environment, gauges)
 
     def write(message: TrialMessage) -> None:
         messages.write(message_line(message))

@@ -22,8 +22,8 @@ from vcpo.wire.trajectory import Trajectory
 from vcpo.wire.v1 import ledger_pb2
 from vcpo.wire.v1.policy_pb2 import PolicyManifest
 from vcpo_learner import app
-from vcpo_learner.__main__ import main
 from vcpo_learner.checkpoints.folder import CheckpointFolder
+from vcpo_learner.command import main
 from vcpo_learner.ledger import redo_log
 from vcpo_learner.ledger.ledger import TrajectoryLedger
 from vcpo_learner.training.policy_on_ranks import PolicyOnRanks

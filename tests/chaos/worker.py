@@ -19,7 +19,7 @@ from tests.chaos.recorder import write_message
 from tests.chaos.wall_clock import CLOCK_VARIABLE, WallClock
 from tests.chaos.witness import FLIP_WEIGHTS, ORDER_VARIABLE, Witness
 from vcpo.wire.v1 import work_pb2, work_pb2_grpc
-from vcpo_rollout.__main__ import main
+from vcpo_rollout.command import main
 from vcpo_rollout.engines.engine import PolicyWeights
 from vcpo_rollout.engines.hf.engine import HfEngine
 from vcpo_rollout.environments.environment import Prompt

@@ -9,6 +9,7 @@ closes the other end with the host. If it is stopped, the kernel continues it.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import contextlib
 import ctypes
@@ -56,12 +57,38 @@ NOT_TRIED = os.EX_NOHOST
 """Exit status of the trial of an environment that needs a service which does not answer here, or
 more time."""
 
+TRIED: Final = "tried to the end\n"
+"""The last line of a trial that found nothing wrong; user code may end its process with 0."""
+
 _MAX_PORT = 65_535
 _PR_SET_PDEATHSIG = 1
 
 
 class StartError(Exception):
     """An error that the user must fix before a service can start."""
+
+
+def add_service_options(parser: argparse.ArgumentParser, *, port: int, drain: str) -> None:
+    """Add the options that learner and worker have in common.
+
+    port: default of the gRPC server; /metrics has the next one.
+    drain: what --drain-seconds gives time for.
+    """
+    where = "host:port of the {}; port 0: any free one (default: %(default)s)"
+    servers = {"--listen": "gRPC server", "--metrics-listen": "/metrics server"}
+    for number, (option, server) in enumerate(servers.items(), start=port):
+        parser.add_argument(option, default=f"127.0.0.1:{number}", help=where.format(server))
+    parser.add_argument(
+        "--drain-seconds",
+        dest="drain_s",
+        type=float,
+        default=10.0,
+        help=f"seconds {drain} (default: %(default)s)",
+    )
+    parser.add_argument("--ready-file", type=Path, help="file to write when the service is ready")
+    parser.add_argument(
+        "--exit-with-parent", action="store_true", help="shut down when standard input ends"
+    )
 
 
 def gpu_memory_ratio() -> float | None:

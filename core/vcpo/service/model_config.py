@@ -18,9 +18,7 @@ from vcpo.api import FieldProblem
 _NAME: Final = "spec.model.name"
 _TRUST: Final = "spec.model.trustRemoteCode"
 _CAUSAL: Final = re.compile(r"(For\w*CausalLM|(LMHead|WithLMHead)\w*|GenerationDecoder)$")
-"""Ends of the names of classes that predict the next token."""
 _OTHER_INPUTS: Final = ("vision_config", "audio_config", "vq_config", "thinker_config")
-"""Sections of configurations of models that read more than text."""
 WITH_LANGUAGE_MODEL: Final = frozenset(
     {
         "emu3",
@@ -116,7 +114,6 @@ def is_known_family(config: Mapping[str, Any]) -> bool:
 
 
 def _unknown(config: Mapping[str, Any], *, is_known: bool) -> str | None:
-    """Return what is wrong with a model that nobody here has code for."""
     family = config.get("model_type")
     if is_known or family is None:
         return None

@@ -28,8 +28,6 @@ _WEIGHTS: Final = (".safetensors",)
 _OTHERS: Final = (".json", ".txt", ".model", ".jinja", ".tiktoken", ".py")
 """Endings of the files of a model: configuration, tokenizer, and code that runs only where
 `spec.model.trustRemoteCode` says so."""
-PATTERNS: Final = [f"*{ending}" for ending in _WEIGHTS + _OTHERS]
-"""Names of all files that a model is loaded from."""
 
 
 class ModelFetchError(StartError):

@@ -18,14 +18,14 @@ from vcpo.api.run import RUN_FOLDER_ANNOTATION
 
 
 def import_from_run_folder(run: VCPORun) -> None:
-    """Put the folder of the run's file first on the import path.
+    """Put the folder of the run's file last on the import path, where it hides no library.
 
     A user's module can lie beside the run's file, as a relative model directory can. In a cluster
     there is no such folder, and the module must be installed in the image.
     """
     folder = run.metadata.annotations.get(RUN_FOLDER_ANNOTATION)
     if folder is not None and folder not in sys.path:
-        sys.path.insert(0, folder)
+        sys.path.append(folder)
 
 
 def beside_or_in(image: str) -> str:
@@ -46,7 +46,7 @@ def import_named(path: str, *, field: str, cure: str, name: str | None = None) -
     module_name, _, own_name = path.partition(":")
     try:
         return getattr(import_module(module_name), own_name)
-    except Exception as error:  # an import runs user code, which may raise anything
+    except (Exception, SystemExit) as error:  # an import runs user code, which may raise anything
         raise ValueError(
             f"{field}: {name or path!r} cannot be imported ({type(error).__name__}: {error});"
             f" {cure}"

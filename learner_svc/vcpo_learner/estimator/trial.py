@@ -1,8 +1,8 @@
 """`python -m vcpo_learner.estimator.trial < run.yaml`: tries a run's own loss and baseline.
 
-It calls them twice on a small batch, as the learner does before its first step. It ends with 0, or
-with `CANNOT_START`; the message then follows the mark of start errors in the log, and begins with
-the field.
+It calls them twice on a small batch, as the learner does before its first step. It ends with 0 and
+the line `TRIED`, or with `CANNOT_START`; the message then follows the mark of start errors in the
+log, and begins with the field.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 from vcpo.algo.ess.importance_weights import NonFiniteWeightError
 from vcpo.algo.methods import LossConfig
 from vcpo.api import VCPORunSpec, parse_run
-from vcpo.service.lifecycle import CANNOT_START, StartError, start_errors
+from vcpo.service.lifecycle import CANNOT_START, TRIED, StartError, start_errors
 from vcpo.service.logs import record_end
 from vcpo.service.plugins import import_from_run_folder
 from vcpo_learner.estimator.loss import token_coefficients, trajectory_advantages
@@ -40,6 +40,7 @@ def main() -> int:
     except StartError as error:
         record_end(str(error))
         return CANNOT_START
+    sys.stdout.write(TRIED)
     return 0
 
 

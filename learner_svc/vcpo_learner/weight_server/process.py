@@ -16,7 +16,6 @@ import contextlib
 import json
 import logging
 import os
-import sys
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,6 +24,7 @@ from typing import Any
 from vcpo.metrics.label_values import WeightForm
 from vcpo.service.lifecycle import describe_exit
 from vcpo.service.logs import END_VARIABLE
+from vcpo.service.process import module_command
 from vcpo.wire.access.roles import CallerRole, RoleKeys, key_variables
 
 _LOGGER = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ class WeightServer:
     ) -> None:
         self._listen = listen
         self._command = [
-            *(sys.executable, "-m", "vcpo_learner.weight_server", str(root)),
+            *module_command("vcpo_learner.weight_server", str(root)),
             *([] if tls is None else [f"--tls={tls}"]),
             *(["--plain-text"] if plain_text else []),
             *([] if removed is None else [f"--remove={removed}"]),

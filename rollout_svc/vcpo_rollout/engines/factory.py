@@ -99,7 +99,7 @@ def _load(engine_class: EngineClass, setting: EngineSetting) -> Engine:
         engine = engine_class.load(setting=setting, **group.engine_arguments)
     except (OSError, ValueError):
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if name in _SHIPPED:
             raise
         raise ValueError(

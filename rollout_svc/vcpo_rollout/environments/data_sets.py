@@ -187,7 +187,7 @@ def _from_library(source: str, **arguments: str | None) -> Mapping[str, Iterable
     except ImportError as error:
         raise ValueError(
             "environment.parameters.path: only .jsonl files are read without the package "
-            "datasets; install it in the rollout image: pip install 'vcpo[rollout]'"
+            f"datasets ({error}); install it in the rollout image: pip install 'vcpo[rollout]'"
         ) from error
     try:
         found: Mapping[str, Iterable[Row]] = load_dataset(source, **arguments)

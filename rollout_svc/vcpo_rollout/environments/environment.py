@@ -136,7 +136,7 @@ def make_environment(name: str, parameters: Mapping[str, object], seed: int) -> 
         return cast("Environment", environment_class(**arguments, seed=seed))
     except ValueError:
         raise
-    except Exception as error:  # user code may raise anything
+    except (Exception, SystemExit) as error:  # user code may raise anything
         raise ValueError(
             f"{field}: {name!r} cannot be made with {dict(parameters)!r} "
             f"({type(error).__name__}: {error}); correct the parameters or the class"

@@ -24,9 +24,7 @@ from vcpo.service.lifecycle import (
 from vcpo.service.logs import END_VARIABLE
 from vcpo.service.run_lock import LockHolder, run_lock
 from vcpo.wire.phase import RunPhase
-from vcpo_learner import __main__ as command
-from vcpo_learner import __main__ as program
-from vcpo_learner import app
+from vcpo_learner import app, command
 from vcpo_learner.device import computes, free_bytes, let_segments_grow
 from vcpo_learner.follower import _own_port
 from vcpo_learner.forward.activation_checkpointing import set_checkpoints
@@ -159,12 +157,9 @@ def card(monkeypatch):
     return with_share
 
 
-def test_a_process_alone_on_its_gpu_has_what_the_gpu_has(card):
+def test_a_process_has_what_its_gpu_or_its_share_of_it_leaves(card):
     card(share=1.0)
     assert free_bytes(GPU) == 72 * GIB  # 70 free, and 2 of its own without a tensor
-
-
-def test_a_process_that_shares_its_gpu_has_what_its_share_leaves(card):
     card(share=0.5)
     assert free_bytes(GPU) == 36 * GIB  # half of 80, of which it has 4
 
@@ -291,36 +286,28 @@ def start(monkeypatch):
                 raise outcome
             return RunPhase.COMPLETE
 
-        monkeypatch.setattr(program, "run_learner", pytest.fail)
-        monkeypatch.setattr(program, "run_follower", run)
-        return program.main()
+        monkeypatch.setattr(command, "run_learner", pytest.fail)
+        monkeypatch.setattr(command, "run_follower", run)
+        return command.main()
 
     return start
 
 
 @pytest.mark.parametrize(
-    ("outcome", "status"),
+    ("outcome", "status", "cause"),
     [
-        (None, 0),
-        (StartError("spec.model.name: no such model"), CANNOT_START),
-        (LostRankError("rank 0 is gone"), RANK_LOST),
+        (None, 0, ""),
+        (StartError("spec.model.name: none"), CANNOT_START, "spec.model.name: none"),
+        (LostRankError("rank 0 is gone"), RANK_LOST, "rank 0 is gone"),
     ],
 )
-def test_the_exit_status_of_a_follower_tells_its_own_failure_from_that_of_another_rank(
-    start, outcome, status
+def test_a_follower_tells_its_own_failure_from_that_of_another_rank_and_leaves_the_cause(
+    start, outcome, status, cause, tmp_path, monkeypatch
 ):
-    assert start(outcome) == status
-
-
-@pytest.mark.parametrize("error", [LostRankError("rank 1 is gone"), StartError("no model")])
-def test_the_cause_of_the_end_is_left_where_the_kubelet_reads_it(
-    start, error, tmp_path, monkeypatch
-):
-    log = tmp_path / "termination-log"
+    log = tmp_path / "termination-log"  # which the kubelet reads
     log.touch()
     monkeypatch.setenv(END_VARIABLE, str(log))
-    start(error)
-    assert log.read_text() == str(error)
+    assert (start(outcome), log.read_text()) == (status, cause)
 
 
 def test_a_gpu_without_room_for_the_parameters_is_named_with_the_cure(monkeypatch):

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import io
+import socket
+import subprocess
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -9,9 +12,11 @@ import pytest
 
 from vcpo.api import VCPORun, load_run, parse_run, run_to_yaml
 from vcpo.local.preflight import with_local_paths
+from vcpo.local.processes.ranks import free_port
 from vcpo.metrics import RolloutMetrics
 from vcpo.records.trial import AnsweredPrompt, FailedPrompt, TrialEnd, TrialMessage, read_message
-from vcpo.service.lifecycle import StartError
+from vcpo.service.lifecycle import CANNOT_START, StartError
+from vcpo.service.process import module_command
 from vcpo.wire.failures import FailureCause
 from vcpo_rollout.app import Options, run_worker
 from vcpo_rollout.gauges import RolloutGauges
@@ -73,6 +78,42 @@ async def test_an_environment_beside_the_runs_file_is_found_from_the_run_directo
 async def test_one_that_is_not_there_is_named_before_anything_is_loaded(run_dir_file):
     with pytest.raises(StartError, match=r"'beside_the_file:Task' cannot be imported"):
         await run_worker(options(run_dir_file))
+
+
+ENGINE = """
+from vcpo_rollout.engines.hf.engine import HfEngine
+
+class Unlicensed(HfEngine):
+    @classmethod
+    def load(cls, *, setting): raise RuntimeError("no license")
+"""
+
+
+def test_a_worker_that_cannot_load_its_engine_ends_with_the_cause(tmp_path):
+    (tmp_path / "own_engine.py").write_text(ENGINE)
+    run = run_of("rollouts=[{name: main, engine: 'own_engine:Unlicensed'}]")
+    folder = {"vcpo.dev/run-folder": str(tmp_path)}
+    run = run.model_copy(
+        update={"metadata": run.metadata.model_copy(update={"annotations": folder})}
+    )
+    (tmp_path / "run.yaml").write_text(run_to_yaml(run))
+    anywhere = ["--listen=127.0.0.1:0", "--metrics-listen=127.0.0.1:0"]
+    command = module_command("vcpo_rollout", str(tmp_path / "run.yaml"), "--learner=127.0.0.1:1")
+    ended = subprocess.run(
+        [*command, "--group=main", *anywhere], capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == CANNOT_START
+    assert "Unlicensed' cannot be loaded (RuntimeError: no license); correct" in ended.stderr
+
+
+async def test_a_worker_that_cannot_load_stops_its_server(run_dir_file, monkeypatch):
+    (run_dir_file.parent / "mine" / "beside_the_file.py").write_text(TASK)
+    port = free_port()
+    monkeypatch.setattr("vcpo_rollout.app.load_sampler", lambda *_, **__: {}["weights"])
+    given = replace(options(run_dir_file), listen=f"127.0.0.1:{port}", metrics_listen="127.0.0.1:0")
+    with pytest.raises(KeyError, match="weights"):
+        await run_worker(given)
+    socket.create_server(("127.0.0.1", port)).close()
 
 
 FILE = Path(__file__).parents[3] / "examples" / "sort_digits.yaml"
@@ -153,18 +194,14 @@ async def test_a_prompt_that_fails_is_told_and_the_others_are_answered(tmp_path,
 class WorkerMetrics:
     """The metrics of one worker, its gauges, and its environment's threads."""
 
-    def __init__(self, timeout_s: float | None = None) -> None:
+    def __init__(self) -> None:
         self.metrics = RolloutMetrics(run="run", group="main")
         self.gauges = RolloutGauges(self.metrics)
-        self.threads = EnvironmentThreads(2, gauges=self.gauges, timeout_s=timeout_s)
+        self.threads = EnvironmentThreads(2, gauges=self.gauges)
 
     def value(self, name: str, **labels: str) -> float | None:
         labels = {"run": "run", "group": "main", **labels}
         return self.metrics.registry.get_sample_value(f"vcpo_rollout_{name}", labels)
-
-    def failures(self) -> dict[str, float | None]:
-        kinds = ("timeout", "raised")
-        return {kind: self.value("environment_failures_total", kind=kind) for kind in kinds}
 
 
 def fail(error: Exception) -> None:

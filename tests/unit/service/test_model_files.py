@@ -8,7 +8,7 @@ import fsspec
 import pytest
 
 from vcpo.service import model_files
-from vcpo.service.model_files import ModelFetchError, local_model, url_problem
+from vcpo.service.model_files import ModelFetchError, local_model
 
 TINY = Path("examples/models/tiny")
 
@@ -138,8 +138,3 @@ def test_weights_are_missed_only_where_they_are_needed(bucket):
     with pytest.raises(ModelFetchError, match=r"has no weights \(\*\.safetensors\)"):
         local_model("memory://bucket/tiny")
     local_model("memory://bucket/tiny", with_weights=False)
-
-
-def test_a_machine_knows_before_a_run_which_urls_it_can_read():
-    assert url_problem("memory://bucket") is None
-    assert url_problem("s3://bucket") == "needs the package s3fs; pip install s3fs"

@@ -21,10 +21,8 @@ from tests.fixtures.vocabularies import tokenizer_of
 from vcpo.service.lifecycle import (
     Ready,
     StartError,
-    read_ready,
     split_address,
     start_errors,
-    write_ready,
 )
 from vcpo.service.logs import JsonLine
 from vcpo.service.model_config import (
@@ -309,12 +307,6 @@ def last_words(service: subprocess.Popen[str]) -> str:
     return service.stdout.read()
 
 
-def test_a_ready_file_replaces_the_one_before(tmp_path):
-    write_ready(tmp_path / "learner.json", Ready(pid=1, grpc_port=2, metrics_port=3))
-    write_ready(tmp_path / "learner.json", READY)
-    assert read_ready(tmp_path / "learner.json") == READY
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_asks_a_service_to_stop(service, number):
     service.send_signal(number)
@@ -324,6 +316,58 @@ def test_a_signal_asks_a_service_to_stop(service, number):
 def test_the_end_of_its_parent_stops_a_service(service):
     said, _ = service.communicate(timeout=TIMEOUT_S)  # closes the service's standard input
     assert (said, service.returncode) == ("the host process has ended\n", 0)
+
+
+UNSHARE = ["unshare", "--pid", "--fork", *(["--map-root-user"] if os.getuid() else [])]
+SIGNALS_ITSELF = """
+import os, signal, sys
+os.kill(os.getpid(), signal.SIGTERM)
+sys.exit("it outlived SIGTERM")
+"""
+
+
+@pytest.mark.parametrize("is_first", [False, True], ids=["a process", "the first process"])
+@pytest.mark.parametrize(
+    ("service", "imported"), [("vcpo_learner", "transformers"), ("vcpo_rollout", "grpc")]
+)
+def test_a_service_that_is_ended_while_it_imports_is_gone(tmp_path, service, imported, is_first):
+    if is_first and subprocess.run([*UNSHARE, "true"], check=False).returncode:
+        pytest.skip("no process here may make a namespace of process ids")
+    (tmp_path / f"{imported}.py").write_text(SIGNALS_ITSELF)
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    command = [*(UNSHARE if is_first else []), sys.executable, "-m", service]
+    ended = subprocess.run(
+        command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, check=False
+    )
+    assert (ended.returncode, ended.stderr) == (143, b"")
+
+
+KEPT = """
+import atexit, sys, threading
+from types import SimpleNamespace
+from vcpo.service.process import run_service
+threading.Thread(target=threading.Event().wait).start()
+atexit.register(threading.Event().wait)
+print("last words", end="")
+sys.modules["command"] = SimpleNamespace(main={main})
+run_service("command")
+"""
+
+
+@pytest.mark.parametrize(
+    ("main", "status", "told"),
+    [
+        ("lambda: 69", 69, ""),
+        ("lambda: exit(2)", 2, ""),
+        ("lambda: exit()", 0, ""),
+        ("lambda: {}[7]", 1, "KeyError: 7"),
+    ],
+)
+def test_nothing_keeps_a_service_that_has_ended(main, status, told):
+    command = [sys.executable, "-c", KEPT.format(main=main)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=TIMEOUT_S)
+    assert (ended.returncode, ended.stdout) == (status, "last words")
+    assert ended.stderr.strip().endswith(told)
 
 
 @pytest.mark.parametrize(
@@ -473,7 +517,7 @@ def test_text_is_for_people():
 MOMENT_UNIX_S = 1_600_000_000.25  # 2020-09-13 12:26:40.250 UTC
 
 
-def line_of(fields, *, extra=None, level=logging.INFO, message="step %d", args=(3,), exc_info=None):
+def line_of(fields, *, extra=None, level=logging.INFO, message="step %d", args=(3,)):
     record = logging.makeLogRecord(
         {
             "name": "vcpo_learner.app",
@@ -482,18 +526,10 @@ def line_of(fields, *, extra=None, level=logging.INFO, message="step %d", args=(
             "msg": message,
             "args": args,
             "created": MOMENT_UNIX_S,
-            "exc_info": exc_info,
             **(extra or {}),
         }
     )
     return JsonLine(lambda: fields).format(record)
-
-
-def raised():
-    try:
-        int('"7" é')
-    except ValueError:
-        return sys.exc_info()
 
 
 def test_a_line_holds_time_level_logger_message_and_the_fields_of_its_process():
@@ -513,9 +549,3 @@ def test_a_line_of_kopf_names_the_run_of_its_object():
     line = json.loads(line_of({"part": "operator", "run": ""}, extra=about))
     assert (line["namespace"], line["run"]) == ("ml", "demo")
     assert not {"k8s_ref", "settings"} & line.keys()
-
-
-def test_an_exception_is_one_line_and_its_traceback_the_last_field():
-    line = line_of({"part": "learner"}, exc_info=raised())
-    assert "\n" not in line
-    assert list(json.loads(line))[-1] == "exc_info"

@@ -9,10 +9,11 @@ import json
 import os
 import select
 import subprocess
-import sys
 import threading
 import weakref
 from typing import Any, Final
+
+from vcpo.service.process import module_command
 
 MAX_CHARACTERS: Final = 1024
 """Longest expression that is compared; a longer one is wrong."""
@@ -52,7 +53,7 @@ class MathJudge:
         """Return the process; start one if there is none or it has ended."""
         if self.process is None or self.process.poll() is not None:
             process = self.process = subprocess.Popen(  # noqa: S603 - our own module
-                [sys.executable, "-m", _CHILD],
+                module_command(_CHILD),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,

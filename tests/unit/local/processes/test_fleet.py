@@ -10,7 +10,6 @@ import pytest
 from tests.unit.local.processes.fake_processes import RUN, TIMEOUT_S, wait_for_end
 from vcpo.local.processes.child import ChildProcess
 from vcpo.local.processes.fleet import Fleet, RunFailedError
-from vcpo.local.processes.gpus import Gpu
 from vcpo.wire.access.roles import RUN_ROLES
 
 
@@ -70,13 +69,10 @@ class TestCommands:
         assert learner["worker"] == worker["worker"]
         assert len({*learner.values(), *worker.values()}) == 3  # two keys, and none
 
-    def test_no_two_runs_share_a_key(self, fleet, run_dir):
-        assert fleet.steering_key != Fleet(RUN, run_dir).steering_key
-
     @pytest.mark.usefixtures("fleet")  # for its fake processes
     def test_each_process_has_its_gpu(self, run_dir, monkeypatch):
         monkeypatch.setenv("EXIT", "0")
-        fleet = Fleet(RUN, run_dir, gpus=[Gpu(identifier=each) for each in ("0", "1", "2")])
+        fleet = Fleet(RUN, run_dir, gpus=["0", "1", "2"])
         (learner,) = fleet.start_learner(resume=False)
         fleet.scale({"main": 1, "other": 1}, 7600, {})
         processes = [learner, *fleet.workers["main"], *fleet.workers["other"]]
@@ -100,11 +96,6 @@ class TestScaling:
         assert names(fleet.workers["main"]) == ["main-0", "main-1"]
         assert names(fleet.workers["other"]) == ["other-2"]
 
-    def test_as_many_as_there_are_changes_nothing(self, fleet):
-        for _ in range(2):
-            fleet.scale({"main": 2}, 7600, {})
-        assert names(fleet.children) == ["main-0", "main-1"]
-
     def test_the_idlest_leaves_first(self, fleet):
         fleet.scale({"main": 3}, 7600, {})
         fleet.scale({"main": 1}, 7600, {"main-0": 3, "main-1": 9})
@@ -117,12 +108,6 @@ class TestScaling:
         wait_for_end(leaving)
         assert fleet.reap() == []
         assert fleet.children == []
-
-    def test_a_name_is_never_given_twice(self, fleet, monkeypatch):
-        start_dying_worker(fleet, 1, monkeypatch)
-        fleet.reap()
-        fleet.scale({"main": 1}, 7600, {})
-        assert names(fleet.workers["main"]) == ["main-1"]
 
 
 class TestReaping:
@@ -192,13 +177,6 @@ class TestEnding:
         children += fleet.workers["main"]
         await fleet.stop(TIMEOUT_S)
         assert [child.exit_code for child in children] == [-signal.SIGTERM] * 3
-
-    async def test_a_learner_that_does_not_end_in_time_is_reported(self, fleet):
-        fleet.start_learner(resume=False)
-        assert not await fleet.wait_for_learner(0.0)
-
-    async def test_no_learner_need_not_be_waited_for(self, fleet):
-        assert await fleet.wait_for_learner(0.0)
 
     async def test_nothing_of_a_learner_that_was_replaced_stays_open(self, fleet, monkeypatch):
         monkeypatch.setenv("EXIT", "1")

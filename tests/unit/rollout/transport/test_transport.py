@@ -29,7 +29,7 @@ from vcpo.wire.errors import (
 )
 from vcpo.wire.phase import RunPhase
 from vcpo.wire.weights import full_set_name
-from vcpo_rollout import __main__ as command
+from vcpo_rollout import command
 from vcpo_rollout.gauges import RolloutGauges
 from vcpo_rollout.transport import learner_client as learner_module
 from vcpo_rollout.transport.learner_client import (
