@@ -107,7 +107,6 @@ def _is_offline() -> bool:
 
 
 def _read_config(folder: Path) -> Mapping[str, Any]:
-    """Return a model's configuration."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     if not isinstance(config, dict):
         raise ValueError(f"it is a {type(config).__name__}, not a mapping")  # noqa: TRY004
@@ -156,7 +155,6 @@ def _neighbors(path: Path) -> str:
 
 
 def _hub_cache() -> Path:
-    """Return the cache folder of the Hugging Face libraries."""
     given = os.environ.get("HF_HUB_CACHE")
     if given:
         return Path(given)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,13 +17,13 @@ from pathlib import Path
 from vcpo.api import FieldProblem, VCPORun, run_to_yaml
 from vcpo.api.run import RUN_FOLDER_ANNOTATION
 from vcpo.local.models import model_folder, model_problems
-from vcpo.service.lifecycle import NOT_TRIED
+from vcpo.service.lifecycle import NOT_TRIED, TRIED
 from vcpo.service.logs import END_VARIABLE
 from vcpo.service.model_files import is_url
+from vcpo.service.process import module_command
 from vcpo.tracking.services import sink_problems
 
 RUN_MODULES = ("torch", "transformers", "vcpo_learner", "vcpo_rollout")
-"""Modules that a local run needs."""
 _ROLLOUT_PACKAGE = "vcpo_rollout"
 _ROLLOUT_TRIAL, _LEARNER_TRIAL = "vcpo_rollout.trial", "vcpo_learner.estimator.trial"
 _TENSORS = "torch"
@@ -99,8 +98,7 @@ def inspect_machine(run: VCPORun) -> MachineFindings:
     It may take a minute, because it tries the environment, and what else is the user's own.
     """
     of_model = tuple(model_problems(run))
-    loads = () if of_model else (_try_model(run),)
-    tried = (*loads, _try_environment(run), _try_engines(run), _try_algorithm(run))
+    tried = list(_trials(run, tries_model=not of_model))
     return MachineFindings(
         problems=(
             *of_model,
@@ -128,53 +126,29 @@ def machine_warnings(run: VCPORun) -> Iterator[str]:
         )
 
 
-def _own_functions(run: VCPORun) -> dict[str, str]:
-    """Return the loss and baseline of the user's own, by field."""
-    given = {"loss": run.spec.algorithm.loss, "baseline": run.spec.algorithm.baseline}
-    return {
-        f"spec.algorithm.{field}": name for field, name in given.items() if name and ":" in name
-    }
-
-
-def _try_environment(run: VCPORun) -> MachineFindings:
-    """Return the error that a rollout worker would report of its environment, or a warning."""
+def _trials(run: VCPORun, *, tries_model: bool) -> Iterator[MachineFindings]:
+    """Yield the errors that a worker or learner would report of what is the user's own."""
+    model, algorithm = run.spec.model, run.spec.algorithm
+    if tries_model and (folder := model_folder(model)) is not None:
+        here = model.model_copy(update={"name": str(folder), "revision": None})
+        moved = run.model_copy(update={"spec": run.spec.model_copy(update={"model": here})})
+        command, field = (_ROLLOUT_TRIAL, "--model"), "spec.model.name"
+        yield _try(moved, *command, needs="safetensors", field=field, name=model.name)
+    command, field = (_ROLLOUT_TRIAL, "--environment"), "spec.environment.name"
     name = run.spec.environment.name
-    return _try(
-        run,
-        _ROLLOUT_TRIAL,
-        "--environment",
-        needs=_ROLLOUT_PACKAGE,
-        field="spec.environment.name",
-        name=name,
-    )
-
-
-def _try_model(run: VCPORun) -> MachineFindings:
-    """Return the error that a worker or learner would report of a model that is on the disk."""
-    model = run.spec.model
-    if (folder := model_folder(model)) is None:
-        return MachineFindings()
-    here = model.model_copy(update={"name": str(folder), "revision": None})
-    run = run.model_copy(update={"spec": run.spec.model_copy(update={"model": here})})
-    field = "spec.model.name"
-    return _try(run, _ROLLOUT_TRIAL, "--model", needs="safetensors", field=field, name=model.name)
-
-
-def _try_engines(run: VCPORun) -> MachineFindings:
-    """Return the error that a rollout worker would report of an engine of the user's own."""
-    for index, group in enumerate(run.spec.rollouts):
-        if ":" in group.engine_name:
-            field = f"spec.rollouts[{index}].engine"
-            return _try(
-                run, _ROLLOUT_TRIAL, "--engine", needs=_TENSORS, field=field, name=group.engine_name
-            )
-    return MachineFindings()
-
-
-def _try_algorithm(run: VCPORun) -> MachineFindings:
-    for field, name in _own_functions(run).items():
-        return _try(run, _LEARNER_TRIAL, needs=_TENSORS, field=field, name=name)
-    return MachineFindings()
+    yield _try(run, *command, needs=_ROLLOUT_PACKAGE, field=field, name=name)
+    engines = [group.engine_name for group in run.spec.rollouts]
+    for index, name in enumerate(engines):
+        if ":" in name:  # one trial looks at all of them
+            command, field = (_ROLLOUT_TRIAL, "--engine"), f"spec.rollouts[{index}].engine"
+            yield _try(run, *command, needs=_TENSORS, field=field, name=name)
+            break
+    functions = {"loss": algorithm.loss, "baseline": algorithm.baseline}
+    for function, path in functions.items():
+        if path and ":" in path:
+            field = f"spec.algorithm.{function}"
+            yield _try(run, _LEARNER_TRIAL, needs=_TENSORS, field=field, name=path)
+            break
 
 
 def _try(run: VCPORun, *command: str, needs: str, field: str, name: str) -> MachineFindings:
@@ -194,8 +168,8 @@ def _try(run: VCPORun, *command: str, needs: str, field: str, name: str) -> Mach
     end = tempfile.NamedTemporaryFile("r", encoding="utf-8")  # noqa: SIM115 - removed with it
     offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", END_VARIABLE: end.name}
     try:
-        process = subprocess.run(  # noqa: S603 - our own module, by our own interpreter
-            [sys.executable, "-m", *command],
+        process = subprocess.run(  # noqa: S603 - our own module
+            module_command(*command),
             input=run_to_yaml(run),
             env={**os.environ, **offline},
             capture_output=True,
@@ -216,9 +190,9 @@ def _try(run: VCPORun, *command: str, needs: str, field: str, name: str) -> Mach
         return MachineFindings(warnings=(f"{path}: not tried to the end: {message}",))
     if told:
         return MachineFindings(problems=(FieldProblem(path=path, value="", message=message),))
-    if process.returncode != 0:
+    if process.returncode != 0 or not process.stdout.endswith(TRIED):
         last = (process.stderr.strip().splitlines() or ["no output"])[-1]
-        message = f"its trial ended with status {process.returncode}: {last}"
+        message = f"its trial ended early, with status {process.returncode}: {last}"
         problem = FieldProblem(path=field, value=repr(name), message=message)
         return MachineFindings(problems=(problem,))
     return MachineFindings()

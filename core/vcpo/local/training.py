@@ -11,7 +11,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 import warnings
@@ -26,6 +25,7 @@ from vcpo.local.run_dir import new_run_dir
 from vcpo.local.terminal.summary import Ending, run_summary
 from vcpo.records.journal import MetricsTail, read_metrics
 from vcpo.records.step_record import StepRecord
+from vcpo.service.process import module_command
 
 _POLL_S = 0.1
 _WARNING = "warning: "
@@ -38,7 +38,6 @@ class TrainingError(RuntimeError):
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
         self.status = status
-        """The exit status of `vcpo run`."""
 
 
 class Training:
@@ -57,14 +56,13 @@ class Training:
         given = [f"{field}={json.dumps(value, default=str)}" for field, value in changes.items()]
         name = load_run(file, given).metadata.name
         self.run_dir = new_run_dir(name, Path("runs")).path if run_dir is None else run_dir
-        """Has records, checkpoints and the model."""
         taken = read_metrics(self.run_dir).steps if resume else ()
         self._last_step = taken[-1].step if taken else 0
         self._tail = MetricsTail(self.run_dir, from_start=not resume)
         self._steps: deque[StepRecord] = deque()
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - `close` closes it
         self._has_warned = False
-        command = [sys.executable, "-m", "vcpo.cli.main", "run", str(file), "--until-input-ends"]
+        command = module_command("vcpo.cli.main", "run", str(file), "--until-input-ends")
         command += [f"--run-dir={self.run_dir}", *(f"--set={change}" for change in given)]
         self._process = subprocess.Popen(  # noqa: S603 - our own module, by our own interpreter
             command + ["--resume"] * resume,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -14,6 +13,7 @@ from vcpo.api import VCPORun, run_to_yaml
 from vcpo.records.trial import TrialEnd, TrialMessage, read_message
 from vcpo.service.lifecycle import SERVICE_ENVIRONMENT, describe_exit
 from vcpo.service.logs import END_VARIABLE
+from vcpo.service.process import module_command
 
 _MODULE = "vcpo_rollout.trial"
 
@@ -29,7 +29,7 @@ def try_run(
 
     tell: gets the lines that the user's code, and the libraries, print meanwhile.
     """
-    command = [sys.executable, "-m", _MODULE, "--samples", str(num_prompts)]
+    command = module_command(_MODULE, "--samples", str(num_prompts))
     end = tempfile.NamedTemporaryFile("r", encoding="utf-8")  # noqa: SIM115 - closed below
     process = subprocess.Popen(  # noqa: S603 - our own module, by our own interpreter
         command + ["--tokens"] * shows_tokens,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,10 +12,11 @@ from typing import Final
 from vcpo.api import VCPORun
 from vcpo.control.supervision import MAX_WORKER_FAILURES, FailureStreak
 from vcpo.local.processes.child import ChildProcess, start_child, stop_children, wait_for_exit
-from vcpo.local.processes.gpus import Gpu, GpuShare, plan_gpus
+from vcpo.local.processes.gpus import GpuShare, plan_gpus
 from vcpo.local.processes.ranks import free_port, rank_name, rank_variables
 from vcpo.local.run_dir import RunDir
 from vcpo.service.lifecycle import CANNOT_START, DRAINED, SERVICE_ENVIRONMENT
+from vcpo.service.process import module_command
 from vcpo.wire.access.roles import (
     LEARNER_ROLES,
     WORKER_ROLES,
@@ -51,7 +51,6 @@ class _Group:
     num_productive: int = 0
     """Number of workers so far that submitted trajectories; this is the group's progress."""
     start_after_s: float = 0.0
-    """Time before which no worker is started."""
 
 
 class Fleet:
@@ -65,7 +64,7 @@ class Fleet:
         run: VCPORun,
         run_dir: RunDir,
         *,
-        gpus: Sequence[Gpu] = (),
+        gpus: Sequence[str] = (),
         learner_module: str = LEARNER_MODULE,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -88,9 +87,7 @@ class Fleet:
         self._gpu_of: dict[str, str] = {}
         """GPU of every worker that was ever started, if there are GPUs."""
         self._stopping: list[ChildProcess] = []
-        """Workers that were terminated and still run."""
         self._started = 0
-        """Number of workers ever started."""
         self._productive: set[str] = set()
         """Names of the workers that submitted trajectories."""
 
@@ -238,7 +235,7 @@ class Fleet:
             environment |= gpu.environment
         if threads is not None:
             environment["OMP_NUM_THREADS"] = str(threads)
-        command = [sys.executable, "-m", module, str(self._run_dir.spec), *options]
+        command = module_command(module, str(self._run_dir.spec), *options)
         return start_child(
             name,
             [*command, f"--ready-file={ready_file}", "--exit-with-parent"],
