@@ -16,11 +16,14 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from benchmarks.harness.arguments import parser_of
 from vcpo.algo.baseline import optimal_baseline
-from vcpo.algo.ess.importance_weights import ess_ratio, log_importance_weight, truncated_weight
+from vcpo.algo.ess.importance_weights import ess_ratio
 from vcpo.algo.ess.learning_rate import learning_rate_scale
+from vcpo.algo.ess.unit import block_log_weights
+from vcpo.torch import truncated_weights
 
 MAX_REL_ERROR = 1e-5
 TRUNCATION = 8.0
@@ -77,10 +80,9 @@ def random_batch(rng: np.random.Generator) -> Batch:
 def by_project(batch: Batch) -> Quantities:
     """Compute the quantities with `vcpo.algo`, from log weights and norms."""
     rows = zip(batch.learner_logprobs, batch.rollout_logprobs, strict=True)
-    log_weights = [
-        log_importance_weight(learner.tolist(), rollout.tolist()) for learner, rollout in rows
-    ]
-    weights = [truncated_weight(log_weight, TRUNCATION) for log_weight in log_weights]
+    log_ratios = [learner.astype(np.float64) - rollout for learner, rollout in rows]
+    log_weights = [block_log_weights(each, [len(each)])[0] for each in log_ratios]
+    weights = truncated_weights(torch.tensor(log_weights, dtype=torch.float64), TRUNCATION).tolist()
     norms = np.linalg.norm(batch.gradients, axis=1).tolist()
     squared_norms = [(weight * norm) ** 2 for weight, norm in zip(weights, norms, strict=True)]
     ratio = ess_ratio(log_weights)

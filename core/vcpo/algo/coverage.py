@@ -39,7 +39,8 @@ def policy_coverage(log_weights: Vector, cap: Scalar, on_policy_mean: Scalar = 1
     log_weights = vector(log_weights, "log_weights")
     cap, on_policy_mean = float(cap), float(on_policy_mean)
     require_log_weights(log_weights)
-    _require_cap(cap)
+    if not 0.0 < cap < math.inf:
+        raise ValueError(f"cap is {cap}: give a finite weight above 0")
     if not 0.0 < on_policy_mean <= 1.0:
         raise ValueError(f"on_policy_mean is {on_policy_mean}: give a mean weight in (0, 1]")
     log_cap = math.log(cap)
@@ -54,19 +55,12 @@ def on_policy_mean_weight(variances: Vector, cap: Scalar) -> float:
     cap: as for `policy_coverage`, at least 1.
     """
     variances, cap = vector(variances, "variances"), float(cap)
-    _require_cap(cap)
-    if cap < 1.0:
-        raise ValueError(f"cap is {cap}: on policy every weight is 1; give at least 1")
-    if not variances:
-        raise ValueError("variances is empty: at least one trajectory is needed")
     means = [_truncated_mean(variance, math.log(cap)) for variance in variances]
     return min(1.0, max(math.fsum(means) / len(means), _LEAST_MEAN))
 
 
 def _truncated_mean(variance: float, log_cap: float) -> float:
     """Return m_0(v); log_cap: log c, at least 0."""
-    if not 0.0 <= variance < math.inf:
-        raise ValueError(f"a variance is {variance}: give a finite number, 0 or above")
     if variance == 0.0:
         return 1.0
     deviation = math.sqrt(variance)
@@ -77,8 +71,3 @@ def _truncated_mean(variance: float, log_cap: float) -> float:
 
 def _normal_share(quantile: float) -> float:
     return math.erfc(-quantile / _SQRT_2) / 2.0
-
-
-def _require_cap(cap: float) -> None:
-    if not 0.0 < cap < math.inf:
-        raise ValueError(f"cap is {cap}: give a finite weight above 0")

@@ -129,7 +129,6 @@ class BatchRecord:
     def log_weights(self) -> Tensor:
         """Return the log importance weight of each trajectory, untruncated, [B] nats.
 
-        Its twin in plain numbers is `vcpo.algo.log_importance_weight`.
         Raises: NonFiniteWeightError, naming the trajectory, at the first NaN or +inf of a token.
         """
         log_ratios = self.log_ratios

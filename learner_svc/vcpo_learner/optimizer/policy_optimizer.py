@@ -25,10 +25,6 @@ class PolicyOptimizer:
         }
         self._optimizers = make_optimizers(model, settings)
 
-    @property
-    def learning_rates(self) -> list[float]:
-        return [group["lr"] for group in self._groups()]
-
     def zero_grad(self) -> None:
         for optimizer in self._optimizers:
             optimizer.zero_grad()

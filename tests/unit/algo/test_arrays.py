@@ -18,9 +18,7 @@ from vcpo.algo.ess.importance_weights import (
     NonFiniteWeightError,
     effective_sample_size,
     ess_ratio,
-    log_importance_weight,
     log_sum_exp,
-    truncated_weight,
 )
 from vcpo.algo.ess.learning_rate import LearningRateRule, learning_rate_scale
 from vcpo.algo.ess.moments import WeightMoments
@@ -64,7 +62,6 @@ OF_VECTORS: dict[str, Callable[[Callable[[Any], Any]], Any]] = {
     "effective_sample_size": lambda hold: effective_sample_size(hold(LOG_WEIGHTS)),
     "ess_ratio": lambda hold: ess_ratio(hold(LOG_WEIGHTS)),
     "ess_unit": lambda hold: ess_unit(EssKind.BLOCK, hold(LENGTHS), 0.125),
-    "log_importance_weight": lambda hold: log_importance_weight(hold(REWARDS), hold(NORMS)),
     "log_sum_exp": lambda hold: log_sum_exp(hold(LOG_WEIGHTS)),
     "mean_baseline": lambda hold: mean_baseline(hold(REWARDS)),
     "MismatchCalibration": lambda hold: MismatchCalibration(
@@ -87,7 +84,6 @@ def test_the_kind_of_array_does_not_change_the_answer(function, hold):
 def test_a_number_may_be_an_array_of_no_dimension(one):
     scale = learning_rate_scale(one(0.25), one(0.5), LearningRateRule.LINEAR)
     assert (type(scale), scale) == (float, 0.5)
-    assert truncated_weight(one(3.0), one(8.0)) == 8.0
     assert near_equal_blocks(one(7), one(3)) == (4, 3)
     law = finite_batch_law(one(0.25), one(8))
     assert (type(law.bias), type(law.deviation)) == (float, float)

@@ -81,13 +81,6 @@ class MismatchEstimate:
     count: int
     """Number of blocks that it is the mean of, at least 1."""
 
-    def __post_init__(self) -> None:
-        if not 0.0 <= self.variance_per_token < math.inf or self.count < 1:
-            raise ValueError(
-                f"variance_per_token is {self.variance_per_token} and count {self.count}: "
-                "give a finite number of at least 0, and at least 1"
-            )
-
     @property
     def relative_error(self) -> float:
         return math.sqrt(2.0 / self.count)
@@ -112,13 +105,6 @@ class MismatchCalibration:
 
     age_steps: int = 0
     """Optimizer steps since the last fresh block, or since the start; at least 0."""
-
-    def __post_init__(self) -> None:
-        if self.age_steps < 0 or not self.ceiling > 0.0:
-            raise ValueError(
-                f"age_steps is {self.age_steps} and ceiling {self.ceiling}: give at least 0, and a"
-                " variance above 0"
-            )
 
     def observe(self, blocks: Sequence[FreshBlock]) -> Self:
         """Return the calibration after one more step with these fresh blocks; none: it ages."""

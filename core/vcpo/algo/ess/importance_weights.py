@@ -34,7 +34,7 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
-from vcpo.algo.arrays import Scalar, Vector, vector
+from vcpo.algo.arrays import Vector, vector
 
 LARGEST_LOG_RATIO: Final = 20.0
 """Nats at which the log ratio of one token is clamped, so that one token cannot fill a mean."""
@@ -87,30 +87,6 @@ def log_sum_exp(values: Vector) -> float:
     return largest + math.log(math.fsum(math.exp(value - largest) for value in values))
 
 
-def log_importance_weight(learner_logprobs: Vector, rollout_logprobs: Vector) -> float:
-    """Return the log importance weight of one trajectory, sum_t [log pi(y_t) - log mu(y_t)].
-
-    learner_logprobs: [num_trained_tokens] log pi(y_t), nats, under the parameters being updated.
-    rollout_logprobs: [num_trained_tokens] log mu(y_t), nats, under the distribution that sampled
-        the token. After a weight update in mid-trajectory the tokens have several policy versions.
-    Returns nats; -inf if the learner gives a token probability 0; 0.0 for no trained token. The sum
-    is rounded once, so the number and order of the tokens cost no digits.
-    Raises: ValueError if the lengths differ; NonFiniteWeightError with the token's index if a
-    difference is NaN or +inf (mu cannot have sampled a token of probability 0).
-    """
-    learner_logprobs = vector(learner_logprobs, "learner_logprobs")
-    rollout_logprobs = vector(rollout_logprobs, "rollout_logprobs")
-    if len(learner_logprobs) != len(rollout_logprobs):
-        raise ValueError(
-            f"learner_logprobs has {len(learner_logprobs)} tokens but rollout_logprobs has "
-            f"{len(rollout_logprobs)}: pass the trained tokens of one trajectory to both"
-        )
-    log_ratios = [pi - mu for pi, mu in zip(learner_logprobs, rollout_logprobs, strict=True)]
-    if log_ratios:
-        require_log_weights(log_ratios, "log_ratios")
-    return math.fsum(log_ratios)
-
-
 def effective_sample_size(log_weights: Vector) -> float:
     """Return the effective sample size: the number of equal weights that these are worth.
 
@@ -140,21 +116,3 @@ def ess_ratio(log_weights: Vector) -> float:
     """
     log_weights = vector(log_weights, "log_weights")
     return effective_sample_size(log_weights) / len(log_weights)
-
-
-def truncated_weight(log_weight: Scalar, cap: Scalar) -> float:
-    """Return the weight that the gradient uses, min(w, cap).
-
-    log_weight: nats, below +inf; -inf gives 0.0.
-    cap: largest weight, unitless, finite and above 0; VCPO uses 8.
-    Returns a value in [0, cap]; no log_weight overflows.
-    Raises: ValueError if cap is out of range; NonFiniteWeightError if log_weight is NaN or +inf.
-    The cap could bound +inf, but no policy produces it.
-    Source: VCPO, arXiv 2602.17616, truncated importance sampling at sequence level.
-    """
-    log_weight, cap = float(log_weight), float(cap)
-    if not 0.0 < cap < math.inf:
-        raise ValueError(f"cap is {cap}: give a finite weight above 0, such as 8.0")
-    if math.isnan(log_weight) or log_weight == math.inf:
-        raise NonFiniteWeightError("log_weight", None, log_weight)
-    return cap if log_weight >= math.log(cap) else min(math.exp(log_weight), cap)

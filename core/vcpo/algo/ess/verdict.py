@@ -61,16 +61,6 @@ class StepLimits:
     refuse_below: float = 0.0
     """Share of the on-policy ESS ratio, in [0, 1), below which a step is refused; 0: never."""
 
-    def __post_init__(self) -> None:
-        if not 0.0 < self.target_ess_ratio <= 1.0:
-            raise ValueError(f"target_ess_ratio is {self.target_ess_ratio}: give a share in (0, 1]")
-        for name in ("dead_band", "refuse_below"):
-            value = getattr(self, name)
-            if value is not None and not 0.0 <= value < 1.0:
-                raise ValueError(
-                    f"{name} is {value}: give a share of the on-policy ratio in [0, 1)"
-                )
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepVerdict:

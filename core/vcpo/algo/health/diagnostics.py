@@ -139,11 +139,8 @@ def k3(log_ratio: float) -> float:
 def truncated_logs(log_weights: Sequence[float], cap: float) -> list[float]:
     """Return the logarithms of min(w, cap).
 
-    Raises: ValueError if the cap is out of range; NonFiniteWeightError for a NaN or +inf. The cap
-    could bound +inf, but no policy produces it.
+    Raises: NonFiniteWeightError for a NaN or +inf. The cap could bound +inf, but no policy has it.
     """
-    if not 0.0 < cap < math.inf:
-        raise ValueError(f"cap is {cap}: give a finite weight above 0, such as 8.0")
     require_log_weights(log_weights)
     return [min(each, math.log(cap)) for each in log_weights]
 

@@ -114,13 +114,6 @@ class EarlyWarning:
     """Steps in a row, up to the last one, that taught nothing."""
     level: WarningLevel = WarningLevel.OK
 
-    def __post_init__(self) -> None:
-        if not 0.0 <= self.mean <= 1.0 or min(self.seen, self.dead_steps) < 0:
-            raise ValueError(
-                f"mean is {self.mean}, seen {self.seen} and dead_steps {self.dead_steps}: give a"
-                " mean in [0, 1] and counts"
-            )
-
     def observe(self, step: StepHealth) -> Self:
         """Return the warning after one more step."""
         seen = self.seen + 1

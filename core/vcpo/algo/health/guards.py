@@ -85,10 +85,6 @@ class Rollbacks:
     version: int | None = None
     """Policy version that the newest rollback published; None if there was no rollback."""
 
-    def __post_init__(self) -> None:
-        if self.number < 0 or (self.version is not None and self.version < 0):
-            raise ValueError(f"number is {self.number} and version {self.version}: give at least 0")
-
     def after(self, version: int) -> Self:
         return type(self)(number=self.number + 1, version=version)
 

@@ -47,13 +47,6 @@ class RateBackoff:
     wanted_calm_steps: int = CALM_STEPS
     """Well steps in a row that double the factor."""
 
-    def __post_init__(self) -> None:
-        if not SMALLEST_BACKOFF <= self.factor <= self.ceiling <= 1.0:
-            raise ValueError(
-                f"factor is {self.factor} of at most {self.ceiling}: give numbers in"
-                f" [{SMALLEST_BACKOFF:g}, 1]"
-            )
-
     def observe(self, *, is_warned: bool, is_well: bool = False) -> Self:
         """Return the backoff after a step; it holds from the next step on.
 
