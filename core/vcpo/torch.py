@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
+
+from pydantic import TypeAdapter
 
 from vcpo.algo.advantage import BaselineScope, batch_advantages
 from vcpo.algo.baseline import Baseline
@@ -36,6 +38,8 @@ __all__ = [
     "truncated_weights",
     "vcpo2_advantages",
 ]
+
+_REGION: Final = TypeAdapter(TrustRegion)
 
 WEIGHT_CAP: Final = LOSS_CONFIGS[Method.VCPO].weight_cap or 8.0
 """Largest importance weight of the gradient, 8."""
@@ -150,7 +154,7 @@ class StepRule:
         reading = ess_reading(unit, WeightMoments.of(log_weights))
         missing_nats = math.log(reading.on_policy_ess_ratio / reading.ess_ratio)
         by_lag = Counter(int(lag) for lag in lags.tolist())
-        region = self._region.observe(missing_nats, by_lag, reading.chance_nats, size)
+        region = self._region.observe(missing_nats, by_lag, reading.chance_nats, size, nats)
         verdict = judge_step(
             reading.ess_ratio,
             reading.on_policy_ess_ratio,
@@ -175,3 +179,12 @@ class StepRule:
             for group, rate in zip(groups, rates, strict=True):
                 group["lr"] = rate
         self._region = region.step(base * scale, allowed)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what the next rates depend on, in types that JSON has; save it with the model."""
+        state: dict[str, Any] = _REGION.dump_python(self._region, mode="json")
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a `state_dict`; a rule that starts anew would grow to the whole rate."""
+        self._region = self._region.continue_from(_REGION.validate_python(state))

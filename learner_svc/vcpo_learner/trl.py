@@ -2,7 +2,8 @@
 
 Data, generation, rewards, logging and checkpoints are TRL's. Two things are the method's: the
 gradient of a step, whose baseline weighs rewards by gradient norms, and the rate at which the
-optimizer takes it. docs/library.md says when TRL's data is off-policy. It takes the extra `trl`.
+optimizer takes it; checkpoints hold what that depends on. docs/library.md says when TRL's data is
+off-policy. It takes the extra `trl`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import TrainerCallback
+from transformers.trainer_callback import ExportableState
 from trl import GRPOTrainer
 from trl.trainer.utils import selective_log_softmax
 
@@ -103,7 +105,8 @@ class _StepGradient:
             logprobs = _logprobs(model, batch, trainer.temperature)
         sampled = batch.get("sampling_per_token_logps", batch.get("old_per_token_logps"))
         ratios = torch.zeros_like(logprobs) if sampled is None else logprobs.detach() - sampled
-        log_weights = (ratios.nan_to_num() * mask).sum(dim=1)
+        # What is no part of a response may be NaN; a NaN in one raises where its weight is read.
+        log_weights = ratios.masked_fill(mask == 0, 0.0).sum(dim=1)
         means = (logprobs * mask).sum(dim=1) / mask.sum(dim=1).clamp(min=1)
         terms = truncated_weights(log_weights) * means
         self._rewards.append(batch["rewards"])
@@ -128,7 +131,7 @@ class _StepGradient:
         return -(advantages * torch.cat(self._terms)).mean()
 
 
-class _StepRates(TrainerCallback):
+class _StepRates(TrainerCallback, ExportableState):
     """Has the optimizer take each step at the rate that its batch allows."""
 
     def __init__(self, trainer: VCPOTrainer) -> None:
@@ -140,8 +143,14 @@ class _StepRates(TrainerCallback):
         """Set the rates of a step."""
         if self._rule is None:
             self._rule = StepRule(keywords["optimizer"], max_lag_steps=_largest_lag(args))
+            if saved := state.stateful_callbacks.get(type(self).__name__):
+                self._rule.load_state_dict(saved)
         report = self._rates.enter_context(self._rule.rates(*self._trainer.taken()))
         self._trainer.log_step(ess_ratio=report.ess_ratio, rate=report.rate)
+
+    def state(self) -> dict[str, Any]:
+        """Return what `trainer_state.json` of a checkpoint keeps; empty before the first step."""
+        return {} if self._rule is None else self._rule.state_dict()
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **keywords: Any) -> None:
         self._rates.close()

@@ -5,11 +5,10 @@ If a run does as well with it, the region calibrates a constant rate and control
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Self
+from typing import Any, Self
 
-from vcpo.algo.ess.trust_region import TARGET_BATCH, TrustRegion
+from vcpo.algo.ess.trust_region import TrustRegion
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,18 +25,12 @@ class HeldRegion(TrustRegion):
         observed = {each.name: getattr(region, each.name) for each in fields(TrustRegion)}
         return cls(held_at_step=held_at_step, **observed)
 
-    def observe(
-        self,
-        missing_nats: float,
-        tokens_by_lag: Mapping[int, int],
-        chance_nats: float = 0.0,
-        num_weights: int = TARGET_BATCH,
-    ) -> Self:
+    def observe(self, *batch: Any, **more: Any) -> Self:
         """Return the region after one more batch; a held one has not looked."""
         if self._is_held:
             return self
         # With slots the decorator makes another class, of which `super()` does not know.
-        return TrustRegion.observe(self, missing_nats, tokens_by_lag, chance_nats, num_weights)
+        return TrustRegion.observe(self, *batch, **more)
 
     def largest_rate(self, base_rate: float) -> float:
         """Return the rate that is allowed to the next step, in [0, base_rate]."""

@@ -67,10 +67,14 @@ class StepRate:
         if self._dead_band is not None:
             reference, chance_nats = reference * (1.0 - self._dead_band), 0.0
         missing_nats = math.log(reference / reading.ess_ratio)
-        # Blocks are so many, and each so short, that the size of a batch hardly shows in them.
+        # Blocks are so many, and each so short, that size and mismatch hardly show in them.
         is_whole = reading.kind is EssKind.SEQUENCE
-        num_weights = num_trajectories if is_whole else TARGET_BATCH
-        self.region = self.region.observe(missing_nats, tokens_by_lag, chance_nats, num_weights)
+        size, mismatch_nats = (
+            (num_trajectories, reading.mismatch_nats) if is_whole else (TARGET_BATCH, 0.0)
+        )
+        self.region = self.region.observe(
+            missing_nats, tokens_by_lag, chance_nats, size, mismatch_nats
+        )
 
     def allowed_rate(self, base_rate: float) -> float:
         return base_rate if self.region is None else self.region.largest_rate(base_rate)

@@ -13,6 +13,7 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig
 
+from vcpo.algo.ess.importance_weights import NonFiniteWeightError
 from vcpo_learner.trl import VCPOTrainer
 
 TINY = "examples/models/tiny"
@@ -132,6 +133,42 @@ def test_a_step_is_taken_at_the_rate_of_its_batch_and_the_scheduler_never_sees_i
     assert float(moved) == pytest.approx(0.5 / 32, rel=1e-3)  # where vcpo2 begins
     assert trainer.state.log_history[0]["vcpo/rate"] == pytest.approx(0.5 / 32)
     assert steps.rates == [0.5, 0.5]
+
+
+def test_a_run_that_resumes_takes_the_rates_of_one_that_went_on(tmp_path):
+    def rates(steps, **keywords):
+        torch.manual_seed(3)
+        saves = {"save_strategy": "steps", "save_steps": 2}
+        trainer = make_trainer(tmp_path, max_steps=steps, learning_rate=1e-3, **saves)
+        trainer.train(**keywords)
+        return [each["vcpo/rate"] for each in trainer.state.log_history if "vcpo/rate" in each]
+
+    whole = rates(4)
+    assert whole[2:] == pytest.approx([1e-3 / 8, 1e-3 / 4])  # it doubles from 1 / 32 on
+    resumed = rates(4, resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    assert resumed[2:] == pytest.approx(whole[2:])
+
+
+@pytest.mark.parametrize("where", ["sampled", "padding"])
+def test_a_number_that_is_none_raises_in_a_response_only(tmp_path, where):
+    trainer = make_trainer(tmp_path)
+    whole = trainer._generate_and_score_completions
+
+    def with_nan(inputs):
+        output = whole(inputs)
+        mask = output["completion_mask"].bool()
+        mask[:, 0] = True
+        old = output["old_per_token_logps"]
+        place = mask if where == "sampled" else ~mask
+        return output | {"old_per_token_logps": old.masked_fill(place, math.nan)}
+
+    trainer._generate_and_score_completions = with_nan
+    if where == "sampled":
+        with pytest.raises(NonFiniteWeightError):
+            trainer.train()
+    else:
+        trainer.train()
+        assert all(each.isfinite().all() for each in trainer.model.parameters())
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,8 @@ For small v both follow from an expansion of log rho = 2 log mean w - log mean w
 but for v near 1 the fourth moment in it, e^6v, needs more weights than a batch has: at v = 1 and
 N = 16 the expansion says 1.4, while batches scatter by 0.3, because rho stays in [1/N, 1]. Both
 numbers are therefore simulated with batches drawn from a fixed seed. N is the number of weights of
-a batch, v is their -log rho_on.
+a batch, v is their -log rho_on. Up to 8,192 weights the bias has a standard error of its deviation
+over the root of the number of batches drawn, 2 % of v at most.
 
 Source: Owen, Monte Carlo theory, methods and examples, ch. 9 (2013), on the variance of the
 effective sample size and its overestimation for skewed weights. The numbers are this project's.
@@ -22,16 +23,20 @@ effective sample size and its overestimation for skewed weights. The numbers are
 import math
 from dataclasses import dataclass
 from functools import cache
-from statistics import NormalDist, fmean, pstdev
-from typing import Final, SupportsInt
+from statistics import NormalDist
+from typing import Any, Final, SupportsInt
 
 from vcpo.algo.arrays import Scalar
 
-_DRAWS: Final = 1 << 16
-"""Weights drawn for one law: 128 batches of 512, 1,024 of 64."""
+_SMALL: Final = 512
+"""Batches of at most so many weights share 65,536 draws: 128 batches of 512, 1,024 of 64."""
 
-_MOST_WEIGHTS: Final = 512
-"""Largest batch that is simulated; larger batches follow by 1/N and 1/sqrt(N)."""
+_DRAWS: Final = 1 << 20
+"""Weights drawn for a law of larger batches: 512 of 2,048, 128 of 8,192."""
+
+_MOST_WEIGHTS: Final = 8192
+"""Largest batch that is simulated. Larger ones follow by 1/N and 1/sqrt(N), which is right for v up
+to 1; at v = 4 a batch of 32,768 has a bias of 0.30, and this says 0.12."""
 
 _MOST_NATS: Final = 16.0
 """Variance above which every batch is at its floor 1/N."""
@@ -68,10 +73,6 @@ def finite_batch_law(variance: Scalar, num_weights: SupportsInt) -> FiniteBatchL
     num_weights: N, at least 1.
     """
     variance, num_weights = float(variance), int(num_weights)
-    if not variance >= 0.0 or num_weights < 1:
-        raise ValueError(
-            f"variance is {variance} and num_weights {num_weights}: give at least 0 and 1"
-        )
     if variance < 1e-12:
         return EXACT
     variance = min(variance, _MOST_NATS)
@@ -85,37 +86,56 @@ def finite_batch_law(variance: Scalar, num_weights: SupportsInt) -> FiniteBatchL
     )
 
 
-def nats_at_size(nats: Scalar, num_weights: SupportsInt, other_size: SupportsInt) -> float:
-    """Return what batches of another size miss on average where batches of this size miss `nats`.
+def nats_at_size(
+    nats: Scalar,
+    num_weights: SupportsInt,
+    other_size: SupportsInt,
+    mismatch_nats: Scalar = 0.0,
+) -> float:
+    """Return what batches of another size, without mismatch, miss of the same drift.
 
-    Small batches miss less of the same weights, because most of them lack the rare large one. Where
-    the mean is at the floor of its size, log N, the variance is read as 16 nats^2.
+    Small batches miss less of the same weights, because most of them lack the rare large one; so do
+    batches with mismatch, whose weights have more of both. The drift is the variance v that
+    explains the mean: with v_on of the mismatch, b of `bias`,
 
-    nats: mean of -log rho, finite; at or below 0, which is chance, every size reads the same.
+        nats = (v_on + v - b(v_on + v)) - (v_on - b(v_on)),        v - b(v) at the other size.
+
+    Where the mean is at the floor of its size, log N, the sum is read as 16 nats^2.
+
+    nats: mean of log rho_on - log rho, finite; at or below 0, which is chance, it is returned.
     num_weights, other_size: N of the batches that were read, and of the others, at least 1.
+    mismatch_nats: v_on of the batches that were read, at least 0.
     """
-    nats = float(nats)
-    if nats <= 0.0 or int(num_weights) == int(other_size):
+    nats, mismatch = float(nats), min(float(mismatch_nats), _MOST_NATS)
+    if nats <= 0.0 or (int(num_weights) == int(other_size) and mismatch == 0.0):
         return nats
-    low, high = min(nats, _MOST_NATS), _MOST_NATS
+    start = finite_batch_law(mismatch, num_weights).bias
+    high = _MOST_NATS - mismatch
+    low = min(nats, high)
     for _ in range(_BISECTIONS):
-        variance = 0.5 * (low + high)
-        reads_less = variance - finite_batch_law(variance, num_weights).bias < nats
-        low, high = (variance, high) if reads_less else (low, variance)
+        drift = 0.5 * (low + high)
+        unseen = finite_batch_law(mismatch + drift, num_weights).bias - start
+        low, high = (drift, high) if drift - unseen < nats else (low, drift)
     return low - finite_batch_law(low, other_size).bias
 
 
 @cache
 def _simulate_law(variance: float, size: int) -> FiniteBatchLaw:
-    deviation, normals = math.sqrt(variance), _normals()
-    ratios = []
-    for start in range(0, _DRAWS - size + 1, size):
-        weights = [math.exp(deviation * each) for each in normals[start : start + size]]
-        total = math.fsum(weights)
-        ratios.append(2 * math.log(total) - math.log(size * math.fsum(w * w for w in weights)))
-    return FiniteBatchLaw(bias=max(0.0, fmean(ratios) + variance), deviation=pstdev(ratios))
+    import numpy as np  # learners have it, and nobody else draws
+
+    draws = _normals(_SMALL if size <= _SMALL else _MOST_WEIGHTS)
+    batches = draws[: len(draws) // size * size].reshape(-1, size)
+    weights = np.exp(math.sqrt(variance) * batches)
+    squares = np.square(weights).sum(axis=1)
+    ratios = 2.0 * np.log(weights.sum(axis=1)) - np.log(size * squares)
+    bias = max(0.0, float(ratios.mean()) + variance)
+    return FiniteBatchLaw(bias=bias, deviation=float(ratios.std()))
 
 
 @cache
-def _normals() -> tuple[float, ...]:
-    return tuple(NormalDist().samples(_DRAWS, seed=602))
+def _normals(most_weights: int) -> Any:
+    import numpy as np
+
+    if most_weights == _SMALL:
+        return np.array(NormalDist().samples(1 << 16, seed=602))
+    return np.random.RandomState(602).standard_normal(_DRAWS)

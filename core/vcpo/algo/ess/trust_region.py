@@ -66,30 +66,39 @@ class DriftMeans:
     distance: float = 0.0
     """Mean of d, at least 0."""
 
-    def observe(self, missing_nats: float, distance: float) -> Self:
-        """Return the means after one more batch."""
+    inverse_root_size: float = TARGET_BATCH**-0.5
+    """Mean of 1/sqrt(N), in (0, 1]: about as this is what a batch of N lacks, near the target."""
+
+    mismatch_nats: float = 0.0
+    """Mean of -log rho_on, nats, at least 0."""
+
+    def observe(
+        self, missing_nats: float, distance: float, num_weights: int, mismatch_nats: float
+    ) -> Self:
+        """Return the means after one more batch, the first of which gives size and mismatch."""
         share = 1.0 / self.steps
+        of_kind = share if self.distance > 0.0 else 1.0
         return replace(
             self,
-            missing_nats=(1.0 - share) * self.missing_nats + share * missing_nats,
-            distance=(1.0 - share) * self.distance + share * distance,
+            missing_nats=_nearer(self.missing_nats, missing_nats, share),
+            distance=_nearer(self.distance, distance, share),
+            inverse_root_size=_nearer(self.inverse_root_size, num_weights**-0.5, of_kind),
+            mismatch_nats=_nearer(self.mismatch_nats, mismatch_nats, of_kind),
         )
 
-    def drift(self, chance_nats: float, num_weights: int = TARGET_BATCH) -> float:
+    def drift(self, chance_nats: float) -> float:
         """Return a, nats per unit of distance, at least 0, as batches of `TARGET_BATCH` have it.
 
         chance_nats: how far chance lowers log rho of a single batch, nats, at least 0. The mean of
             n independent batches scatters by 1/sqrt(n) of it; here n = 2 steps - 1.
-        num_weights: of each batch, at least 1.
         """
         reach = chance_nats / math.sqrt(2 * self.steps - 1)
         nats = self.missing_nats
         drifted = nats if nats >= 2.0 * reach else 2.0 * (nats - reach)
-        if drifted <= 0.0:
+        if drifted <= 0.0 or self.distance == 0.0:
             return 0.0
-        if self.distance == 0.0:
-            return 0.0
-        return nats_at_size(drifted, num_weights, TARGET_BATCH) / self.distance
+        size = max(1, round(self.inverse_root_size**-2))
+        return nats_at_size(drifted, size, TARGET_BATCH, self.mismatch_nats) / self.distance
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,21 +128,13 @@ class TrustRegion:
     """Largest rate that the region allowed to the last step that was taken, at least 0; None before
     the first."""
 
-    def __post_init__(self) -> None:
-        if self.horizon_steps < 0:
-            raise ValueError(f"horizon_steps is {self.horizon_steps}: give at least 0")
-        if not 0.0 < self.target_ess_ratio < 1.0:
-            raise ValueError(
-                f"target_ess_ratio is {self.target_ess_ratio}: give a share in (0, 1), such as "
-                f"{TARGET_ESS_RATIO}"
-            )
-
     def observe(
         self,
         missing_nats: float,
         tokens_by_lag: Mapping[int, int],
         chance_nats: float = 0.0,
         num_weights: int = TARGET_BATCH,
+        mismatch_nats: float = 0.0,
     ) -> Self:
         """Return the region after it has seen one more batch.
 
@@ -144,7 +145,8 @@ class TrustRegion:
         tokens_by_lag: number of tokens of each lag, in steps; at least one token. The steps that
             are not remembered count as none.
         chance_nats: how far chance lowers log rho of a single batch, nats, at least 0.
-        num_weights: of the batch, at least 1; see "Size of the batch" above.
+        num_weights: of the batch, at least 1.
+        mismatch_nats: -log of its rho_on as that of an infinite batch, at least 0.
         """
         if self.horizon_steps == 0:
             return self
@@ -154,11 +156,13 @@ class TrustRegion:
         if distance == 0.0:
             return self
         before = self.means or tuple(DriftMeans(steps=steps) for steps in self._spans)
-        short, long = means = tuple(each.observe(missing_nats, distance) for each in before)
-        peak = 0.0
+        short, long = means = tuple(
+            each.observe(missing_nats, distance, num_weights, mismatch_nats) for each in before
+        )
+        peak = self.peak
         if len(self.squared_rates) >= self.horizon_steps:
-            peak = max(self.peak * (1.0 - 1.0 / PEAK_STEPS), long.drift(chance_nats, num_weights))
-        drift = max(short.drift(chance_nats, num_weights), peak)
+            peak = max(peak * (1.0 - 1.0 / PEAK_STEPS), long.drift(chance_nats))
+        drift = max(short.drift(chance_nats), peak)
         return replace(self, means=means, peak=peak, drift=drift)
 
     def largest_rate(self, base_rate: float) -> float:
@@ -214,3 +218,7 @@ class TrustRegion:
             is_known = age <= len(self.squared_rates)
             squares.append(squares[-1] + (self.squared_rates[-age] if is_known else 0.0))
         return [math.sqrt(each) for each in squares]
+
+
+def _nearer(mean: float, value: float, share: float) -> float:
+    return (1.0 - share) * mean + share * value

@@ -114,13 +114,12 @@ class EssReading:
     on_policy_ess_ratio: float
     """ESS ratio that on-policy batches of this size have (mean of the logarithm), in [1/B, 1]."""
 
+    mismatch_nats: float = 0.0
+    """-log of the ratio that on-policy blocks have in an infinite batch, nats, at least 0."""
+
     chance_nats: float = 0.0
     """How far chance lowers the logarithm of the on-policy ratio, nats, at least 0: two standard
     deviations, of the batch and of the calibration together."""
-
-    @property
-    def relative_ess_ratio(self) -> float:
-        return min(1.0, self.ess_ratio / self.on_policy_ess_ratio)
 
 
 def ess_unit(kind: EssKind, num_tokens: Vector, variance_per_token: float | None) -> EssUnit:
@@ -131,7 +130,6 @@ def ess_unit(kind: EssKind, num_tokens: Vector, variance_per_token: float | None
         whole trajectories then take the place of blocks, with an on-policy ratio of 1.
     """
     num_tokens = counts(num_tokens, "num_tokens")
-    _require(num_tokens, variance_per_token)
     variance = variance_per_token or 0.0
     nats = _on_policy_nats(num_tokens, variance)
     match _kind_in_effect(kind, variance, nats):
@@ -175,6 +173,7 @@ def ess_reading(
         kind=unit.kind,
         ess_ratio=max(moments.ess_ratio**unit.exponent, expected / size),
         on_policy_ess_ratio=expected,
+        mismatch_nats=unit.mismatch_nats,
         chance_nats=CHANCE_DEVIATIONS * chance * unit.exponent,
     )
 
@@ -198,18 +197,6 @@ def _on_policy_nats(sizes: Sequence[int], variance: float) -> float:
     if variance == 0.0:
         return 0.0
     return log_sum_exp([variance * size for size in sizes]) - math.log(len(sizes))
-
-
-def _require(num_tokens: Sequence[int], variance_per_token: float | None) -> None:
-    if not num_tokens:
-        raise ValueError("num_tokens is empty: at least one trajectory is needed")
-    for index, length in enumerate(num_tokens):
-        if length < 1:
-            raise ValueError(f"num_tokens[{index}] is {length}: give at least 1")
-    if variance_per_token is not None and not 0.0 <= variance_per_token < math.inf:
-        raise ValueError(
-            f"variance_per_token is {variance_per_token}: give a finite number, 0 or above, or None"
-        )
 
 
 def near_equal_blocks(num_tokens: SupportsInt, size: SupportsInt) -> tuple[int, ...]:

@@ -3,6 +3,7 @@ import pickle
 import random
 from statistics import fmean, pstdev
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,9 +13,7 @@ from vcpo.algo.ess.importance_weights import (
     NonFiniteWeightError,
     effective_sample_size,
     ess_ratio,
-    log_importance_weight,
     log_sum_exp,
-    truncated_weight,
 )
 from vcpo.algo.ess.learning_rate import LearningRateRule, learning_rate_scale
 from vcpo.algo.ess.moments import WeightMoments
@@ -111,23 +110,21 @@ def test_a_ratio_out_of_range_is_refused_by_name(bad: float) -> None:
 
 
 def log_ess_ratios(variance: float, num_weights: int, batches: int) -> list[float]:
-    """Log ESS ratios of batches, by the function that reads real ones."""
-    rng = random.Random(17)
-    return [
-        math.log(
-            ess_ratio([rng.gauss(-variance / 2, math.sqrt(variance)) for _ in range(num_weights)])
-        )
-        for _ in range(batches)
-    ]
+    """Log ESS ratios of batches of log-normal weights, by drawing them."""
+    normals = np.random.RandomState(17).standard_normal((batches, num_weights))
+    weights = np.exp(math.sqrt(variance) * normals)
+    squares = num_weights * np.square(weights).sum(axis=1)
+    return list(2.0 * np.log(weights.sum(axis=1)) - np.log(squares))
 
 
 @pytest.mark.parametrize(
-    ("variance", "num_weights"), [(0.1, 16), (0.4, 16), (1.0, 16), (1.0, 64), (2.0, 64), (0.3, 700)]
+    ("variance", "num_weights"),
+    [(0.1, 16), (0.4, 16), (1.0, 16), (1.0, 64), (2.0, 64), (0.3, 700), (2.0, 2048), (4.0, 2048)],
 )
 def test_batches_scatter_as_the_law_says(variance: float, num_weights: int) -> None:
-    logs = log_ess_ratios(variance, num_weights, batches=64_000 // num_weights)
+    logs = log_ess_ratios(variance, num_weights, batches=(1 << 20) // num_weights)
     law = finite_batch_law(variance, num_weights)
-    assert law.bias - variance == pytest.approx(fmean(logs), abs=0.05 * variance)
+    assert law.bias - variance == pytest.approx(fmean(logs), abs=0.03 * variance)
     assert law.deviation == pytest.approx(pstdev(logs), rel=0.15)
 
 
@@ -144,22 +141,6 @@ def test_four_times_the_weights_scatter_less_and_show_more_of_the_truth(
     few, many = finite_batch_law(variance, num_weights), finite_batch_law(variance, 4 * num_weights)
     assert many.bias < few.bias
     assert many.deviation < few.deviation * 1.05
-
-
-@pytest.mark.parametrize(("variance", "num_weights"), [(-1.0, 4), (math.nan, 4), (1.0, 0)])
-def test_numbers_out_of_range_are_refused(variance: float, num_weights: int) -> None:
-    with pytest.raises(ValueError, match="give at least 0 and 1"):
-        finite_batch_law(variance, num_weights)
-
-
-@pytest.mark.parametrize(
-    ("variance", "size", "other"), [(1.0, 8, 64), (0.5, 64, 16), (1.0, 512, 8)]
-)
-def test_what_one_size_misses_tells_what_another_would(
-    variance: float, size: int, other: int
-) -> None:
-    missed = {n: -fmean(log_ess_ratios(variance, n, batches=64_000 // n)) for n in (size, other)}
-    assert nats_at_size(missed[size], size, other) == pytest.approx(missed[other], rel=0.1)
 
 
 @given(st.floats(-1.0, 5.0), st.integers(1, 5000))
@@ -273,13 +254,6 @@ def test_a_refused_step_has_no_scale_and_a_taken_one_has(ratio, expected, band, 
     assert (verdict.refusal is None) == (0.0 < verdict.scale <= 1.0)
 
 
-@pytest.mark.parametrize("name", ["dead_band", "refuse_below"])
-@pytest.mark.parametrize("value", [-0.1, 1.0, math.nan], ids=str)
-def test_a_limit_that_is_no_part_is_refused(name, value):
-    with pytest.raises(ValueError, match=f"{name} is"):
-        StepLimits(**{name: value})
-
-
 log_weights = st.lists(st.floats(-1e4, 1e4), min_size=1, max_size=40)
 mild_log_weights = st.lists(st.floats(-20, 20), min_size=1, max_size=40)
 
@@ -351,63 +325,3 @@ def test_the_ratio_is_the_one_of_the_plain_formula_where_that_is_safe(logs: list
 def test_log_sum_exp_of_equal_values_adds_the_log_of_their_number() -> None:
     assert log_sum_exp([1e4] * 8) == pytest.approx(1e4 + math.log(8), rel=1e-15)
     assert log_sum_exp([-1e4] * 8) == pytest.approx(-1e4 + math.log(8), rel=1e-15)
-
-
-def test_a_trajectory_weight_is_the_product_of_its_token_ratios() -> None:
-    # 0.5/0.25 * 0.1/0.2 * 0.9/0.3 = 2 * 0.5 * 3
-    learner = [math.log(p) for p in (0.5, 0.1, 0.9)]
-    rollout = [math.log(p) for p in (0.25, 0.2, 0.3)]
-    assert log_importance_weight(learner, rollout) == pytest.approx(math.log(3.0), rel=1e-14)
-
-
-def test_a_long_trajectory_loses_no_digits() -> None:
-    # 2^-40 is exact in binary, yet lost beside 2^20 when the sum is rounded at every token.
-    learner = [2.0**20, *([2.0**-40] * 1024), -(2.0**20)]
-    assert log_importance_weight(learner, [0.0] * 1026) == 2.0**-30
-
-
-def test_no_trained_token_makes_a_weight_of_one() -> None:
-    assert log_importance_weight([], []) == 0.0
-
-
-def test_a_token_the_learner_rules_out_makes_a_weight_of_zero() -> None:
-    assert log_importance_weight([-1.0, -math.inf], [-1.0, -2.0]) == -math.inf
-
-
-@pytest.mark.parametrize("learner", [-1.0, -math.inf, math.nan], ids=str)
-def test_a_token_the_behavior_policy_could_not_have_sampled_is_refused(learner: float) -> None:
-    with pytest.raises(NonFiniteWeightError, match=r"log_ratios\[1\]"):
-        log_importance_weight([-1.0, learner], [-1.0, -math.inf])
-
-
-def test_token_lists_of_different_length_are_refused() -> None:
-    with pytest.raises(ValueError, match="2 tokens but rollout_logprobs has 1"):
-        log_importance_weight([-1.0, -2.0], [-1.0])
-
-
-@pytest.mark.parametrize(
-    ("log_weight", "expected"),
-    [
-        (math.log(3.0), 3.0),
-        (math.log(9.0), 8.0),
-        (1e4, 8.0),
-        (-1e4, 0.0),
-        (-math.inf, 0.0),
-        (math.log(0.01), 0.01),
-    ],
-    ids=["below", "above", "enormous", "vanishing", "zero", "small is not raised"],
-)
-def test_the_gradient_weight_is_capped_above_only(log_weight: float, expected: float) -> None:
-    assert truncated_weight(log_weight, 8.0) == pytest.approx(expected, rel=1e-14)
-
-
-@pytest.mark.parametrize("cap", [0.0, -1.0, math.inf, math.nan], ids=str)
-def test_a_cap_that_cannot_cap_is_refused(cap: float) -> None:
-    with pytest.raises(ValueError, match="cap is"):
-        truncated_weight(0.0, cap)
-
-
-@pytest.mark.parametrize("log_weight", [math.nan, math.inf], ids=str)
-def test_the_cap_does_not_cover_up_a_weight_that_is_no_number(log_weight: float) -> None:
-    with pytest.raises(NonFiniteWeightError, match=f"^log_weight is {log_weight}"):
-        truncated_weight(log_weight, 8.0)
