@@ -10,6 +10,7 @@ from typing import Annotated, Any, Final, Literal, Self
 from pydantic import Field, model_validator
 from pydantic_core import InitErrorDetails
 
+from vcpo.algo.advantage import BaselineScope
 from vcpo.algo.baseline import Baseline
 from vcpo.algo.health.collapse import REWARD_WINDOW_STEPS
 from vcpo.algo.health.mismatch_review import MISMATCH_LIMITS_NATS, MismatchClass
@@ -51,7 +52,7 @@ BASELINES_OF_PAIRS: Final = (
     Baseline.RLOO,
     Baseline.GRPO,
 )
-"""Baselines that compare trajectories of one prompt; they need at least two of them."""
+"""Baselines that compare trajectories, of one prompt or of the batch; they need at least two."""
 
 _CHECKPOINT_STORAGE_GIBIBYTES: Final = 50
 """Size of the volume where the model's size is not known, and the least one."""
@@ -234,8 +235,11 @@ class VCPORunSpec(Section):
 
     def _batch_conflicts(self) -> Iterator[InitErrorDetails]:
         size, algorithm = self.batch.trajectories_per_prompt, self.algorithm
-        if size < 2 and algorithm.loss_config.baseline in BASELINES_OF_PAIRS:
-            message = f"must be at least 2 for the baseline '{algorithm.loss_config.baseline}'"
+        config = algorithm.loss_config
+        is_of_batch = config.baseline_scope is BaselineScope.BATCH
+        num_compared = self.batch.trajectories if is_of_batch else size
+        if num_compared < 2 and config.baseline in BASELINES_OF_PAIRS:
+            message = f"must be at least 2 for the baseline '{config.baseline}'"
             yield conflict("batch", "trajectoriesPerPrompt", value=size, message=message)
         probability = algorithm.on_policy_probability
         if probability is not None and self.batch.prompt_pool is None:

@@ -38,7 +38,8 @@ def batch_fields(groups: Sequence[Lease], policy_version: int) -> dict[str, Any]
         "lag_max": lag.maximum,
         "cut_responses_ratio": fmean(one.finish_reason is FinishReason.LENGTH for one in responses),
         "equal_groups_ratio": fmean(
-            len({one.reward for one in group.trajectories}) == 1 for group in groups
+            len({one.reward for one in group.trajectories}) == 1 < len(group.trajectories)
+            for group in groups
         ),
         "prompt_tokens_mean": fmean(lengths),
         "prompt_tokens_max": max(lengths),

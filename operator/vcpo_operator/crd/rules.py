@@ -133,6 +133,13 @@ def _baseline_among(baselines: Collection[Baseline], section: str) -> str:
     return f"(has({section}.baseline) ? {given} : {own})"
 
 
+_OF_BATCH: Final = [one for one, each in LOSS_CONFIGS.items() if each.baseline_scope == "batch"]
+_COMPARES_BATCH: Final = (
+    "(self.batch.promptsPerStep >= 2 && (has(self.algorithm.baselineScope)"
+    " ? self.algorithm.baselineScope == 'batch'"
+    f" : self.algorithm.method in {_words(_OF_BATCH)}"
+    f" && {_baseline_among(BATCH_BASELINES, 'self.algorithm')}))"
+)
 _ONE_PASS_METHODS: Final = [
     method for method in LOSS_CONFIGS if Algorithm(method=method).fits_one_pass
 ]
@@ -142,9 +149,10 @@ _IS_SHIPPED: Final = (
 )
 SPEC: Final = (
     _rule(
-        rule="self.batch.trajectoriesPerPrompt >= 2"
+        rule=f"self.batch.trajectoriesPerPrompt >= 2 || {_COMPARES_BATCH}"
         f" || !{_baseline_among(BASELINES_OF_PAIRS, 'self.algorithm')}",
-        message="`batch.trajectoriesPerPrompt` must be at least 2 unless the baseline is 'none'",
+        message="`batch.trajectoriesPerPrompt` must be at least 2 unless the baseline is 'none' or"
+        " that of a batch with several prompts",
         at="batch.trajectoriesPerPrompt",
     ),
     _rule(

@@ -36,8 +36,12 @@ def test_a_broken_rule_is_blamed_on_its_field(spec: dict[str, Any], path: str, _
 
 @pytest.mark.parametrize("baseline", ["opob", "pessimistic", "groupMean", "rloo", "grpo"])
 def test_a_baseline_over_others_needs_two_trajectories(baseline):
-    lines = f"batch: {{trajectoriesPerPrompt: 1}}\nalgorithm: {{baseline: {baseline}}}"
-    assert paths(lines) == ["batch.trajectoriesPerPrompt"]
+    algorithm = f"algorithm: {{baseline: {baseline}, baselineScope: group}}"
+    for batch in ("{trajectoriesPerPrompt: 1}", "{trajectoriesPerPrompt: 1, promptsPerStep: 1}"):
+        assert paths(f"batch: {batch}\n{algorithm}") == ["batch.trajectoriesPerPrompt"]
+    assert paths("batch: {trajectoriesPerPrompt: 1, promptsPerStep: 1}") == [
+        "batch.trajectoriesPerPrompt"
+    ]
 
 
 @pytest.mark.parametrize("baseline", ["rloo", "grpo", "none"])
@@ -51,6 +55,8 @@ def test_a_baseline_defined_on_groups_cannot_span_the_batch(baseline):
     [
         "rollouts: [{name: a, minReplicas: 3, maxReplicas: 3}]",
         "batch: {trajectoriesPerPrompt: 1}\nalgorithm: {baseline: none}",
+        "batch: {trajectoriesPerPrompt: 1}",
+        "batch: {trajectoriesPerPrompt: 1, promptsPerStep: 2}\nalgorithm: {baseline: groupMean}",
         "algorithm: {baselineScope: batch, baseline: opob}",
         "algorithm: {baselineScope: batch, baseline: pessimistic}",
         "algorithm: {baselineScope: batch, baseline: groupMean}",
@@ -108,7 +114,8 @@ def test_a_rule_that_only_the_model_knows_is_blamed_on_its_field(spec, path):
 
 
 def test_several_broken_rules_come_together():
-    assert paths("batch: {trajectoriesPerPrompt: 1}\nrollouts: [{name: a}, {name: a}]") == [
+    prompts = "batch: {trajectoriesPerPrompt: 1, promptsPerStep: 1}"
+    assert paths(f"{prompts}\nrollouts: [{{name: a}}, {{name: a}}]") == [
         "batch.trajectoriesPerPrompt",
         "rollouts[1].name",
     ]

@@ -207,15 +207,16 @@ def test_rules_and_model_agree_about_ranks(processes, gpus, replicas, fsdp_size)
     method=st.sampled_from(["vcpo", "vcpo2", "reinforce", "grpo", "rloo", "sequenceTis"]),
     scope=st.sampled_from([None, *BaselineScope]),
     size=st.integers(1, 4),
+    prompts=st.integers(1, 2),
     places=st.integers(1, 4),
     bounds=st.tuples(st.integers(0, 3), st.integers(1, 3)),
 )
-def test_rules_and_model_agree(baseline, method, scope, size, places, bounds):
+def test_rules_and_model_agree(baseline, method, scope, size, prompts, places, bounds):
     spec = {
         "algorithm": {"method": method}
         | ({} if scope is None else {"baselineScope": scope})
         | ({} if baseline is None else {"baseline": baseline}),
-        "batch": {"trajectoriesPerPrompt": size},
+        "batch": {"trajectoriesPerPrompt": size, "promptsPerStep": prompts},
         "rollouts": [
             {
                 "name": "main",
