@@ -5,17 +5,35 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
 from vcpo.local.preflight import MissingPackagesError, check_installed
 from vcpo.local.run_dir import RunDir
+from vcpo.local.terminal.run_view import printable
 
-OUT = Console()
+
+class _CleanConsole(Console):
+    """Prints lines without control characters, whoever wrote them: no text steers a terminal."""
+
+    def print(self, *lines: Any, **settings: Any) -> None:
+        super().print(*map(_clean, lines), **settings)
+
+
+def _clean(line: Any) -> Any:
+    if isinstance(line, Text):
+        cleaned = line.copy()
+        cleaned.plain = _clean(line.plain)  # as many letters, so styles keep their places
+        return cleaned
+    return "\n".join(map(printable, line.split("\n"))) if isinstance(line, str) else line
+
+
+OUT = _CleanConsole()
 """Results."""
-ERR = Console(stderr=True)
+ERR = _CleanConsole(stderr=True)
 """Warnings and errors."""
 USER_ERROR = 2
 """Exit status when an option, a file or this machine must be fixed first."""

@@ -12,7 +12,6 @@ from rich.text import Text
 
 from vcpo.cli.console import OUT, fail, require_run
 from vcpo.local.run_dir import RunDir
-from vcpo.local.terminal.run_view import printable
 from vcpo.records.journal import EventRecord, read_events
 from vcpo.report.recorded_run import event_rows
 
@@ -37,7 +36,7 @@ def events(run_dir: Run) -> None:
             (f"{_moment(event)}  ", "dim"),
             (f"{event.source:<8} ", "cyan"),
             (f"{event.kind:<20} ", _STYLES.get(event.level, "bold")),
-            printable(event.message) + since,
+            event.message + since,
         )
         OUT.print(line, soft_wrap=True)
 

@@ -15,7 +15,6 @@ from vcpo.cli.console import ERR, fail, require_run, say, tell
 from vcpo.cli.run_file import Changes, RunFile, load_file, refuse
 from vcpo.local.models import hub_problems, model_problems
 from vcpo.local.processes.gpu_check import local_gpu_use
-from vcpo.local.terminal.run_view import printable
 from vcpo.local.terminal.samples import (
     choose_samples,
     fact_lines,
@@ -69,7 +68,7 @@ def try_file(
     try:
         with ERR.status("loading the model") as status:
             for message in try_run(
-                loaded, prompts, shows_tokens=tokens, tell=lambda line: tell(printable(line), "dim")
+                loaded, prompts, shows_tokens=tokens, tell=lambda line: tell(line, "dim")
             ):
                 status.update("sampling")
                 match message:
@@ -155,7 +154,3 @@ def _show_group(group: Sequence[Sample], most: int, *, as_json: bool) -> None:
         for line in response_lines(each):
             say(line)
     say("")
-
-
-def _tell(line: str) -> None:
-    tell(printable(line), "dim")

@@ -79,9 +79,9 @@ def set_aside_error(error: grpc.aio.AioRpcError) -> SetAsideError | None:
 
 
 def check_id(field: str, value: str) -> None:
-    """Check that an identifier has 1 to `MAX_ID_CHARACTERS` characters."""
-    if not 1 <= len(value) <= MAX_ID_CHARACTERS:
-        raise InvalidMessageError(field, value, f"1 to {MAX_ID_CHARACTERS} characters")
+    """Check that an identifier has 1 to `MAX_ID_CHARACTERS` characters that can be printed."""
+    if not 1 <= len(value) <= MAX_ID_CHARACTERS or not value.isprintable():
+        raise InvalidMessageError(field, value, f"1 to {MAX_ID_CHARACTERS} printable characters")
 
 
 def check_wait(field: str, wait_s: float) -> float:

@@ -39,10 +39,12 @@ def write_events(run_dir: Path, *events: tuple[float, str, str, str]) -> None:
 
 
 def test_events_of_host_and_learner_are_printed_by_time(run_dir):
-    write_events(run_dir, (2e9, "host", "Scaled", "b\x1b]0;"), (1e9, "learner", "Throttled", "a"))
+    write_events(
+        run_dir, (2e9, "ho\x1bt", "Sca\x1bed", "b\x1b]0;"), (1e9, "learner", "Throttled", "a")
+    )
     first, second = vcpo("events", run_dir).output.splitlines()
     assert first == "2001-09-09 01:46:40Z  learner  Throttled            a"
-    assert second == "2033-05-18 03:33:20Z  host     Scaled               b ]0;"
+    assert second == "2033-05-18 03:33:20Z  ho t     Sca ed               b ]0;"
 
 
 def test_events_that_repeat_are_one_line_that_says_how_many_and_since_when(run_dir):

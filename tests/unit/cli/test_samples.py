@@ -95,7 +95,7 @@ class TestSamples:
         directory.spec.touch()
         for step in range(1, 4):
             parts = {"right": step - 0.5, "short": 0.5}
-            few = [make_sample(step=step, reward=step, response=f"answer {step}", worker="main-0",
+            few = [make_sample(step=step, reward=step, response=f"answer {step}", worker="\x1b[0",
                                reward_parts=parts)]  # fmt: skip
             few += [make_sample(step=step, reward=-step, response="a\n\x1b[2Jb", prompt="Wrong?")]
             write_samples(directory.path, step, few, total_steps=400)
@@ -106,7 +106,7 @@ class TestSamples:
             "step 3, prompt 3, 7 tokens\n"
             "    | 2 + 2 =\n"
             "  rewards 1 0 (teaches)\n"
-            "  reward 3 (right 2.5, short 0.5), 2 tokens, stop, version 0 of main-0 | answer 3\n"
+            "  reward 3 (right 2.5, short 0.5), 2 tokens, stop, version 0 of  [0 | answer 3\n"
             "\n"
             "step 3, prompt 3, 7 tokens\n"
             "    | Wrong?\n"

@@ -54,11 +54,12 @@ from vcpo.wire.v1 import (
 )
 
 
-def test_an_id_may_not_be_empty():
+@pytest.mark.parametrize("name", ["", "a" * 257, "\x1b[2J", "a\nb", "\u202e"])
+def test_an_id_can_be_printed(name):
     with pytest.raises(
-        InvalidMessageError, match=r"^worker_id: must be 1 to 256 characters, got ''$"
+        InvalidMessageError, match=r"^worker_id: must be 1 to 256 printable characters, got '"
     ):
-        check_id("worker_id", "")
+        check_id("worker_id", name)
 
 
 @pytest.mark.parametrize("wait_s", [-0.1, 30.1, float("nan"), float("inf")])
