@@ -170,7 +170,7 @@ def metrics_of(rewards=(), accuracies=(), levels=(), consumed_per_step=128):
     watch, windows = RewardWatch(), []
     for reward in rewards:
         num_good = round(consumed_per_step * reward)
-        watch = watch.observe([1.0] * num_good + [0.0] * (consumed_per_step - num_good))
+        watch = watch.observe({"": [1.0] * num_good + [0.0] * (consumed_per_step - num_good)})
         windows.append(watch.last)
     known = {**dict.fromkeys(range(len(rewards)), "ok"), **dict(enumerate(levels))}
     return Metrics(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -110,20 +111,23 @@ def far_rewards(
     limits: smallest and largest reward that are not far; None if unknown.
     """
     low, high = limits or (-math.inf, math.inf)
-    far = [
-        f"{one.reward:g} from worker {one.worker_id or group.worker_id} for prompt"
-        f" {group.prompt_index}"
+    rewards = [
+        (one.reward, one.worker_id or group.worker_id, group.prompt_index)
         for group in groups
         for one in group.trajectories
-        if not low <= one.reward <= high
     ]
+    far = [each for each in rewards if not low <= each[0] <= high]
     if not far:
         return None
+    named = [f"{one:g} from worker {by} for prompt {prompt}" for one, by, prompt in far]
     more = f" and {len(far) - _NAMED_REWARDS} more" if len(far) > _NAMED_REWARDS else ""
+    ((worker, number),) = Counter(by for _, by, _ in far).most_common(1)
     return (
-        f"step {step}: {', '.join(far[:_NAMED_REWARDS])}{more}, far from the rewards before"
-        f" (limits {low:g} and {high:g}). A few of them make no collapse, but they are trained"
-        " on: look at the environment, or refuse them by environment.maxAbsoluteReward"
+        f"step {step}: {', '.join(named[:_NAMED_REWARDS])}{more}, far from the rewards before"
+        f" (limits {low:g} and {high:g}). They are {len(far) / len(rewards):.1%} of the step's, and"
+        f" {number} are of {worker}. Those of less than half of the workers make no collapse, but"
+        " they are trained on: look at the environment, or refuse them by"
+        " environment.maxAbsoluteReward"
     )
 
 

@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 from dataclasses import dataclass
 
-from vcpo.algo.health.collapse import REWARD_WINDOW_STEPS
 from vcpo.algo.health.guards import MAX_ROLLBACKS, RollbackNeed
 from vcpo.metrics.label_values import Stage
 from vcpo.records.reasons import DropReason
@@ -107,12 +106,8 @@ class Rollback:
     def _why(self) -> str:
         """Return why a rollback is needed, as a clause."""
         health = self.update.health
-        rewards = health.rewards
-        if rewards.has_collapsed and rewards.best and rewards.last:
-            return (
-                f"the mean reward of {REWARD_WINDOW_STEPS} steps fell from {rewards.best.value:.3g}"
-                f" to {rewards.last.value:.3g}"
-            )
+        if health.rewards.has_collapsed:
+            return health.rewards.fall
         return f"the early warning is {health.level} (score {health.score:.2f})"
 
     @property

@@ -186,9 +186,12 @@ def tokens_by_lag(trajectories: Iterable[Trajectory], policy_version: int) -> Co
     return tokens
 
 
-def rewards_of(trajectories: Iterable[Trajectory]) -> list[float]:
-    """Return the rewards."""
-    return [trajectory.reward for trajectory in trajectories]
+def rewards_by_worker(trajectories: Iterable[Trajectory]) -> dict[str, list[float]]:
+    """Return the rewards by worker; under no name those of responses that several sampled."""
+    rewards: dict[str, list[float]] = {}
+    for trajectory in trajectories:
+        rewards.setdefault(trajectory.worker_id or "", []).append(trajectory.reward)
+    return rewards
 
 
 def response_tokens_mean(trajectories: Sequence[Trajectory]) -> float:

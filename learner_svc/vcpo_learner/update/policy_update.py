@@ -66,7 +66,7 @@ from vcpo_learner.update.batch_decision import (
     on_policy_ess_ratio,
     on_policy_weight,
     response_tokens_mean,
-    rewards_of,
+    rewards_by_worker,
     tokens_by_lag,
 )
 from vcpo_learner.update.fresh_tokens import Mismatch
@@ -307,7 +307,7 @@ class PolicyUpdate:
         self._is_stepping = True
         gradient_norm = clip_gradient(self._model.parameters(), self._max_gradient_norm)
         finite_norm = gradient_norm if math.isfinite(gradient_norm) else 0.0
-        rewards, backoff = rewards_of(pending.trajectories), self.health.backoff
+        rewards, backoff = rewards_by_worker(pending.trajectories), self.health.backoff
         limits = self.health.rewards.limits
         self.health.observe(decision, batch, gradient_norm=finite_norm, rewards=rewards)
         skipped = _skip_reason(decision.verdict, gradient_norm)
@@ -369,7 +369,7 @@ class PolicyUpdate:
         self._optimizer.zero_grad()
         self.step_rate.take(None)
         limits, backoff = self.health.rewards.limits, self.health.backoff
-        self.health.observe_refusal(rewards_of(trajectories))
+        self.health.observe_refusal(rewards_by_worker(trajectories))
         lengths = [trajectory.num_sampled_tokens for trajectory in trajectories]
         return self._result(
             trajectories,
@@ -385,7 +385,7 @@ class PolicyUpdate:
     def _result(self, trajectories: Sequence[Trajectory], **found: Any) -> UpdateResult:
         """Return what was found, and what every result says; health has observed the step."""
         return UpdateResult(
-            reward_mean=fmean(rewards_of(trajectories)),
+            reward_mean=fmean(each.reward for each in trajectories),
             response_tokens_mean=response_tokens_mean(trajectories),
             surprisal_nats=mean_surprisal(trajectories),
             calibration_age_steps=self._mismatch.calibration_age_steps,

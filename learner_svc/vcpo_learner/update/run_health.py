@@ -77,11 +77,11 @@ class RunHealth:
         batch: BatchGradient,
         *,
         gradient_norm: float,
-        rewards: Sequence[float],
+        rewards: Mapping[str, Sequence[float]],
     ) -> None:
         """Take in a decided step, before it is taken.
 
-        rewards: of its trajectories.
+        rewards: of its trajectories, by worker.
         gradient_norm: 0 counts as unknown, as there is no gradient if all rewards are equal.
         """
         reading = decision.reading
@@ -92,7 +92,7 @@ class RunHealth:
         )
         self._observe(step, rewards)
 
-    def observe_refusal(self, rewards: Sequence[float]) -> None:
+    def observe_refusal(self, rewards: Mapping[str, Sequence[float]]) -> None:
         self._observe(StepHealth(relative_ess=0.0), rewards)
 
     def window_fields(self) -> dict[str, Any]:
@@ -137,7 +137,7 @@ class RunHealth:
             )
         )
 
-    def _observe(self, step: StepHealth, rewards: Sequence[float]) -> None:
+    def _observe(self, step: StepHealth, rewards: Mapping[str, Sequence[float]]) -> None:
         self._warning = self._warning.observe(step)
         self._rewards = self._rewards.observe(rewards)
         self.backoff = self.backoff.observe(

@@ -5,23 +5,31 @@ recovered when its last value is at least 0.8 of that best value. A study, a rep
 of a run judge by this definition alike. A fall within three standard errors of the best value is
 chance. Of an accuracy only the mean is known here, and its standard error is sqrt(p (1 - p) / n).
 
-Step by step, the measure is the winsorized mean over the training rewards of the last
-`REWARD_WINDOW_STEPS` steps: the four largest count as the fifth largest does, and the four smallest
-as the fifth smallest. The best window is the one whose mean less three standard errors is largest.
+Step by step, the measure is a mean over the training rewards of the last `REWARD_WINDOW_STEPS`
+steps: that of the middle worker, by a median in which each counts with its rewards. So workers
+that send less than half of the rewards move it among the means of the others, whatever they send.
+From 16 workers on it is the mean of a middle eighth of them. The best window is the one whose mean
+less three standard errors is largest. A worker's few rewards have a large error: what only 1 of 30
+responses gets is told from chance with one worker, and not with four.
+
+A worker's mean is winsorized: the four largest count as the fifth largest does, and the four
+smallest as the fifth smallest; two of a worker that sends a quarter of all, and so on. So four
+wrong rewards of any workers bend nothing.
 
 *Why four.* Among n rewards of 0 and 1 of which m are 1, j wrong ones raise the mean to (m + j) / n
 at most, and may lower it to max(0, m - j) / n later. The fall is 2 j / n at most, or all of it for
 m < j. Three standard errors are 3 sqrt(m + j) / n for rare ones. With m = j, the least for which it
 is 2 j / n, that is 3 sqrt(2 j) / n, and more than the fall while j is at most 4.
 
-*Far rewards.* A reward is far if its distance from the median is over 1,000 times the fifth largest
-one: at most four are. An event names them, and an evaluation leaves them out.
+*Far rewards.* An event names rewards whose distance from the median is over 100 times that of the
+farthest tenth. An evaluation leaves out those that are over 1,000 times as far as the fifth
+farthest: at most four are, so rare good rewards count.
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from itertools import chain
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, chain
 from statistics import fmean, median, pstdev
 from typing import Final, Self
 
@@ -31,8 +39,8 @@ CHANCE_ERRORS: Final = 3.0
 """Standard errors within which a fall is chance."""
 BENT_REWARDS: Final = 4
 """Wrong rewards at each end of a window that bend no mean; the module says why four."""
-FAR_DISTANCES: Final = 1000.0
-"""A reward is far if it is so many times as far from the median as the fifth farthest."""
+FAR_DISTANCES: Final = 100.0
+"""A reward is far if it is so many times as far from the median as nine tenths are."""
 REWARD_WINDOW_STEPS: Final = 10
 """Training rewards are judged as means over so many steps in a row; one batch says little."""
 RECOVERED_SHARE: Final = 0.8
@@ -65,6 +73,8 @@ class RewardMean:
     value: float
     error: float
     """Its standard error, at least 0."""
+    by_worker: Mapping[str, float] = field(default_factory=dict)
+    """The means of the workers, if it is one over a window."""
 
     @property
     def lowest(self) -> float:
@@ -78,27 +88,50 @@ def reward_limits(rewards: Sequence[float]) -> tuple[float, float]:
     """
     middle = median(rewards)
     distances = sorted((abs(reward - middle) for reward in rewards), reverse=True)
-    usual = distances[BENT_REWARDS] if len(distances) > BENT_REWARDS else 0.0
-    reach = FAR_DISTANCES * usual or math.inf
+    reach = FAR_DISTANCES * distances[len(distances) // 10] or _reach_of_few(distances)
     return middle - reach, middle + reach
 
 
 def near_rewards(rewards: Sequence[float]) -> list[float]:
-    """Return the rewards that are not far from the others; at least one."""
-    low, high = reward_limits(rewards)
-    return [reward for reward in rewards if low <= reward <= high]
+    """Return the rewards without at most four that are far from the others; at least one."""
+    middle = median(rewards)
+    reach = _reach_of_few(sorted((abs(reward - middle) for reward in rewards), reverse=True))
+    return [reward for reward in rewards if abs(reward - middle) <= reach]
 
 
-def typical_mean(rewards: Sequence[float]) -> RewardMean:
-    """Return the mean of rewards of which few may be wrong, as the module says.
+def window_mean(rewards: Mapping[str, Sequence[float]]) -> RewardMean:
+    """Return the mean of the middle worker, as the module says.
 
-    rewards: at least one, finite.
+    rewards: by worker, at least one of each, finite.
     """
+    total = sum(map(len, rewards.values()))
+    means = {
+        name: _winsorized_mean(own, min(BENT_REWARDS, 2 * BENT_REWARDS * len(own) // total))
+        for name, own in rewards.items()
+    }
+    order = sorted(means, key=lambda name: means[name].value)
+    ends = accumulate(len(rewards[name]) for name in order)
+    at, reach = next(at for at, end in enumerate(ends) if 2 * end >= total), len(order) // 16
+    middle = [means[name] for name in order[max(0, at - reach) : at + reach + 1]]
+    return RewardMean(
+        value=fmean(each.value for each in middle),
+        error=math.hypot(*(each.error for each in middle)) / len(middle),
+        by_worker={name: means[name].value for name in order},
+    )
+
+
+def _winsorized_mean(rewards: Sequence[float], num_bent: int) -> RewardMean:
     ordered = sorted(rewards)
-    num_bent = min(BENT_REWARDS, (len(ordered) - 1) // 2)
+    num_bent = min(num_bent, (len(ordered) - 1) // 2)
     low, high = ordered[num_bent], ordered[-1 - num_bent]
     counted = [min(max(reward, low), high) for reward in ordered]
     return RewardMean(value=fmean(counted), error=pstdev(counted) / math.sqrt(len(counted)))
+
+
+def _reach_of_few(distances: Sequence[float]) -> float:
+    """Return the distance beyond which at most four are; distances: from the farthest on."""
+    usual = distances[BENT_REWARDS] if len(distances) > BENT_REWARDS else 0.0
+    return 1000.0 * usual or math.inf
 
 
 def share_error(share: float, num_rewards: int) -> float:
@@ -147,31 +180,36 @@ def num_low_at_end(values: Sequence[float], *, errors: Sequence[float]) -> int:
 class RewardWatch:
     """The training rewards of a run, watched step by step; immutable."""
 
-    latest: tuple[tuple[float, ...], ...] = ()
-    """Rewards of the last steps, at most `REWARD_WINDOW_STEPS` of them, oldest first."""
+    latest: tuple[Mapping[str, tuple[float, ...]], ...] = ()
+    """Rewards by worker of the last steps, at most `REWARD_WINDOW_STEPS` of them, oldest first."""
     last: RewardMean | None = None
     """Mean over the last `REWARD_WINDOW_STEPS` steps; None before there are as many."""
     best: RewardMean | None = None
     """Best mean over a window before the last one; None before there are two."""
 
-    def observe(self, rewards: Sequence[float]) -> Self:
+    def observe(self, rewards: Mapping[str, Sequence[float]]) -> Self:
         """Return the watch after one more step.
 
-        rewards: of the step's trajectories, at least one, finite.
+        rewards: of the step's trajectories by worker, at least one of each, finite.
         """
         known = [each for each in (self.best, self.last) if each is not None]
-        latest = (*self.latest, tuple(rewards))[-REWARD_WINDOW_STEPS:]
+        step = {name: tuple(own) for name, own in rewards.items()}
+        latest = (*self.latest, step)[-REWARD_WINDOW_STEPS:]
+        window = {
+            name: [reward for each in latest for reward in each.get(name, ())]
+            for name in dict.fromkeys(chain.from_iterable(latest))
+        }
         is_full = len(latest) == REWARD_WINDOW_STEPS
         return replace(
             self,
             latest=latest,
-            last=typical_mean(list(chain.from_iterable(latest))) if is_full else None,
+            last=window_mean(window) if is_full else None,
             best=max(known, key=lambda each: each.lowest, default=None),
         )
 
     @property
     def limits(self) -> tuple[float, float] | None:
-        rewards = list(chain.from_iterable(self.latest))
+        rewards = [reward for each in self.latest for own in each.values() for reward in own]
         return reward_limits(rewards) if rewards else None
 
     @property
@@ -180,6 +218,19 @@ class RewardWatch:
         if self.last is None or self.best is None:
             return False
         return _has_fallen(self.best, self.last.value, COLLAPSE_SHARE)
+
+    @property
+    def fall(self) -> str:
+        """The fall from the best window to the last one, as a clause; empty before two windows."""
+        if self.last is None or self.best is None:
+            return ""
+        before, after = self.best.by_worker, self.last.by_worker
+        fallen = max(before.keys() & after, key=lambda one: before[one] - after[one], default="")
+        most = fallen and f", most at {fallen}: {before[fallen]:.3g} to {after[fallen]:.3g}"
+        return (
+            f"the mean reward of {REWARD_WINDOW_STEPS} steps fell from {self.best.value:.3g} to"
+            f" {self.last.value:.3g}{most}"
+        )
 
 
 def _has_fallen(best: RewardMean, value: float, share: float) -> bool:

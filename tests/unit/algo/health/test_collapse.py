@@ -1,4 +1,5 @@
 import math
+from statistics import fmean
 
 import pytest
 from hypothesis import given, settings
@@ -83,14 +84,14 @@ def watched(*steps, batch=64):
     """A watch after steps whose rewards are all the same, or after these rewards of each step."""
     watch = RewardWatch()
     for step in steps:
-        watch = watch.observe(step if isinstance(step, list) else [step] * batch)
+        watch = watch.observe({"": step if isinstance(step, list) else [step] * batch})
     return watch
 
 
 def first_collapse(steps):
     watch = RewardWatch()
     for number, rewards in enumerate(steps, start=1):
-        watch = watch.observe(rewards)
+        watch = watch.observe(rewards if isinstance(rewards, dict) else {"": rewards})
         if watch.has_collapsed:
             return number
     return None
@@ -141,11 +142,13 @@ def test_rare_good_rewards_count_in_full(good):
     assert first_collapse([*[rare] * 20, *[[0.0] * 64] * 10]) == 30 - 10 + 7
 
 
-def test_four_far_rewards_are_told_from_the_others():
-    # The median is 0, and the fifth largest distance is 1.
-    near = [1.0] * 3 + [0.0] * 57
-    assert reward_limits([*near, -1e4, 1e4, 2e3, 1e3]) == (-1e3, 1e3)
-    assert reward_limits([*near, -1e4, 1e4, 2e3, 1e3, 1e2]) == (-1e5, 1e5)
+def test_far_rewards_are_told_from_the_others_however_many_up_to_a_tenth():
+    # The median is 0, and nine tenths are at most 1 away; of rare good rewards four are left out.
+    near = [1.0] * 10 + [0.0] * 50
+    assert reward_limits([*near, *[300.0] * 6]) == (-100.0, 100.0)
+    rare = [1.0] * 2 + [0.0] * 58
+    assert reward_limits([*rare, -1e4, 1e4, 2e3, 1e3]) == (-1e3, 1e3)
+    assert reward_limits([*rare, 1.0, 1.0, -1e4, 1e4, 2e3, 1e3]) == (-1e2, 1e2)
     assert near_rewards([1.0] * 5 + [0.0] * 60 + [-1e4]) == [1.0] * 5 + [0.0] * 60
 
 
@@ -163,6 +166,7 @@ def test_equal_rewards_are_not_far_from_each_other():
     assert RewardWatch().limits is None
 
 
+VALUES = [-1e4, -1.0, 0.0, 1.0, 2.0, 50.0, 1e4]
 HEALTHY = st.one_of(
     st.tuples(st.integers(0, 16), st.sampled_from([1.0, 0.1, 5.0, 1e4])).map(
         lambda one: [one[1]] * one[0] + [0.0] * (16 - one[0])
@@ -173,7 +177,7 @@ WRONG = st.lists(
     st.tuples(
         st.integers(0, 29),
         st.integers(0, 3),
-        st.one_of(st.floats(-1e4, 1e4), st.sampled_from([-1e4, -1.0, 0.0, 1.0, 2.0, 50.0, 1e4])),
+        st.one_of(st.floats(-1e4, 1e4), st.sampled_from(VALUES)),
     ),
     max_size=4,
 )
@@ -199,6 +203,34 @@ def test_no_four_rewards_hide_a_collapse(num_good, good, wrong):
     # 3 of 16 are 30 of a window: 26 of them are still 5 standard errors above 0.
     rewards = [good] * num_good + [0.0] * (16 - num_good)
     assert first_collapse(with_wrong([*[rewards] * 20, *[[0.0] * 16] * 10], wrong)) is not None
+
+
+@pytest.mark.parametrize("num_workers", [2, 3, 8, 64])
+def test_a_collapse_of_all_workers_is_found_as_soon_as_one_of_one_worker(num_workers):
+    fallen = [*[[1.0, 0.0] * 32] * 20, *[[0.0] * 64] * 10]
+    fleet = [{f"w{at}": rewards[at % 8 :] for at in range(num_workers)} for rewards in fallen]
+    assert first_collapse(fleet) == first_collapse(fallen) == 26
+
+
+@settings(max_examples=300, deadline=None)
+@given(HEALTHY, st.integers(3, 40), st.lists(st.sampled_from(VALUES), min_size=40, max_size=40))
+def test_no_rewards_of_less_than_half_of_the_workers_make_a_collapse(rewards, num_workers, junk):
+    num_bad = (num_workers - 1) // 2 - num_workers // 16
+    fleet = {f"w{at}": rewards for at in range(num_bad, num_workers)}
+    steps = [fleet | {f"w{at}": [value] * len(rewards) for at in range(num_bad)} for value in junk]
+    assert first_collapse(steps) is None
+    if fmean(rewards) > 0.2 * max(rewards) > 0.0 and len(rewards) > 15 and num_workers < 16:
+        fallen = dict.fromkeys(fleet, [0.0] * len(rewards))
+        assert first_collapse([*steps, *[step | fallen for step in steps[:10]]]) is not None
+
+
+def test_who_just_came_has_no_say_and_the_worker_that_fell_is_named():
+    steps = [{"a": [1.0] * 60}] * 10 + [{"a": [1.0] * 60, "new": [0.0]}] * 10
+    assert first_collapse(steps) is None
+    watch = RewardWatch()
+    for value in [1.0] * 10 + [0.0] * 10:
+        watch = watch.observe({"a": [value] * 4, "b": [value / 2] * 8})
+    assert watch.fall == ("the mean reward of 10 steps fell from 0.5 to 0, most at a: 1 to 0")
 
 
 @given(st.lists(st.floats(-1.0, 1.0), max_size=40))

@@ -394,6 +394,7 @@ def test_a_far_reward_is_reported_with_its_worker_and_its_prompt():
     groups = [group_of(1.0, 0.0), group_of(0.0, 1e4, worker="v", prompt_index=8)]
     message = far_rewards(5, groups, (-1000.0, 1000.0))
     assert "10000 from worker v for prompt 8" in message
+    assert "They are 25.0% of the step's, and 1 are of v." in message
 
 
 def test_rewards_within_the_limits_are_not_reported_and_nothing_is_before_there_are_limits():

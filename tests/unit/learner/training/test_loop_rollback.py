@@ -16,7 +16,7 @@ from vcpo.wire.versions import step_of
 from vcpo_learner.update.run_health import RunHealth
 
 GOOD_STEPS, COLLAPSE = 10, 16
-FELL = "step 16: the mean reward of 10 steps fell from 1 to 0.4"
+FELL = "step 16: the mean reward of 10 steps fell from 1 to 0.4, most at w: 1 to 0.4"
 
 
 class RewardedUpdate(CountingUpdate):
@@ -39,7 +39,7 @@ class RewardedUpdate(CountingUpdate):
             self._rewards[step_of(self.pending.policy_version)],
             self.health.backoff.factor,
         )
-        self.health._observe(StepHealth(relative_ess=1.0), [reward] * 8)
+        self.health._observe(StepHealth(relative_ess=1.0), {"w": [reward] * 8})
         return replace(super().finish(newest), learning_rate_backoff=backoff)
 
 

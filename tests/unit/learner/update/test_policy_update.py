@@ -129,7 +129,7 @@ def test_a_step_has_the_window_of_rewards_that_ends_with_it_and_the_limits_befor
     wrong = update.step([with_rewards(group, [0.0, 0.0, 1.0, 1e4])], policy_version=9)
     assert [result.reward_window_mean for result in results] == [None] * 9 + [0.5]
     assert results[-1].reward_window_error == pytest.approx(0.5 / math.sqrt(40))
-    assert (results[0].reward_limits, wrong.reward_limits) == (None, (0.5 - 500, 0.5 + 500))
+    assert (results[0].reward_limits, wrong.reward_limits) == (None, (0.5 - 50, 0.5 + 50))
     assert (wrong.reward_mean, wrong.reward_window_mean) == (2500.25, 0.5)
 
 

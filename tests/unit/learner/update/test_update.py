@@ -256,7 +256,7 @@ def spec(**health):
 def critical_health(**settings):
     health = RunHealth(spec(**settings))
     for _ in range(STEPS_TO_CRITICAL):
-        health.observe_refusal([1.0])
+        health.observe_refusal({"w": [1.0]})
     return health
 
 
@@ -264,7 +264,7 @@ def collapsed_health(**settings):
     """Ten steps at a reward of 1, and ten at 0."""
     health = RunHealth(spec(**settings))
     for reward in [1.0] * 10 + [0.0] * 10:
-        health._observe(StepHealth(relative_ess=1.0), [reward] * 8)
+        health._observe(StepHealth(relative_ess=1.0), {"w": [reward] * 8})
     return health
 
 
@@ -272,7 +272,7 @@ def test_a_run_that_gets_critical_goes_on_at_half_its_rate():
     health = RunHealth(spec())
     factors = []
     for _ in range(STEPS_TO_CRITICAL):
-        health.observe_refusal([1.0])
+        health.observe_refusal({"w": [1.0]})
         factors.append(health.backoff.factor)
     assert health.level is WarningLevel.CRITICAL
     assert factors == [1.0, 1.0, 1.0, 1.0, 0.5]
@@ -305,7 +305,7 @@ def test_a_run_whose_rewards_collapsed_needs_a_rollback():
 
 def test_a_run_that_goes_back_has_the_warning_of_then_and_a_lower_rate_than_now():
     good, bad = RunHealth(spec()), critical_health()
-    good._observe(StepHealth(relative_ess=0.9), [1.0])
+    good._observe(StepHealth(relative_ess=0.9), {"w": [1.0]})
     saved = json.loads(json.dumps(good.state_dict()))
     bad.backoff = RateBackoff(factor=0.25, age_steps=3)
     bad.load_state_dict(bad.rolled_back_state(saved, version=40))
