@@ -26,19 +26,17 @@ from vcpo_operator.reconcile.memory import REFUSED_S
 async def test_a_learner_that_is_evicted_says_who_evicts_it_and_its_run_does_not_fail(operator):
     await operator.train()
     operator.connections.signals = None
-    target = {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}
-    target |= {"message": "preempting for a pod"}
     await operator.schedule("demo-learner-0")
-    path = f"{PODS}/demo-learner-0"
-    await operator.client.merge_patch(f"{path}/status", {"status": {"conditions": [target]}})
-    await operator.client.delete(path)
+    eviction = {"apiVersion": "policy/v1", "kind": "Eviction"}
+    eviction |= {"metadata": {"name": "demo-learner-0"}}
+    await operator.client.create(f"{PODS}/demo-learner-0/eviction", eviction)
     await operator.settle()
-    told = ("False", "PreemptionByScheduler", "pod demo-learner-0: preempting for a pod")
+    told = ("False", "EvictionByEvictionAPI", "pod demo-learner-0: Eviction API: evicting")
     assert await operator.condition("LearnerReady") == told
     run = (await operator.run())["status"]
-    assert (run["reason"], run["learner"]["restarts"]) == ("PreemptionByScheduler", 0)
+    assert (run["reason"], run["learner"]["restarts"]) == ("EvictionByEvictionAPI", 0)
     told_of = {each["reason"]: each["type"] for each in await operator.events()}
-    assert told_of["PreemptionByScheduler"] == "Normal"
+    assert told_of["EvictionByEvictionAPI"] == "Normal"
     assert (await operator.condition("Failed"))[0] == "False"
 
 

@@ -78,7 +78,7 @@ _DEFINITIONS = ("apiextensions.k8s.io/v1", "customresourcedefinitions", "CustomR
 BUILTINS = (
     _builtin("v1", "namespaces", "Namespace", "status", namespaced=False),
     _builtin("v1", "nodes", "Node", "status", namespaced=False),
-    _builtin("v1", "pods", "Pod", "status", "binding"),
+    _builtin("v1", "pods", "Pod", "status", "binding", "eviction"),
     _builtin("v1", "services", "Service", "status"),
     _builtin("v1", "configmaps", "ConfigMap"),
     _builtin("v1", "secrets", "Secret"),

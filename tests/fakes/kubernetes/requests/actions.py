@@ -1,39 +1,42 @@
-"""Bindings: requests that name a pod and place it."""
+"""Bindings and evictions: requests that name a pod, and place it or take it away."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from tests.fakes.kubernetes.api import Api
 from tests.fakes.kubernetes.errors import JsonObject, no_such_path
 from tests.fakes.kubernetes.patching.patches import MERGE_PATCH
-from tests.fakes.kubernetes.requests.targets import Target, WriteOptions
+from tests.fakes.kubernetes.requests.targets import DeleteOptions, Target, WriteOptions
 
-_SCHEDULER = WriteOptions(manager="kube-scheduler")
+_CONTROL_PLANE = WriteOptions(manager="kube-apiserver")
+_CONDITIONS = {
+    "binding": {"type": "PodScheduled", "status": "True"},
+    "eviction": {
+        "type": "DisruptionTarget",
+        "status": "True",
+        "reason": "EvictionByEvictionAPI",
+        "message": "Eviction API: evicting",
+    },
+}
 
 
 def act(api: Api, target: Target, body: Any) -> JsonObject:
-    """Carry out a POST on a subresource.
+    """Carry out a POST on a subresource; the node of a binding need not exist.
 
     Raises:
         ApiError: 404 for a missing object or a subresource that takes no POST.
     """
-    api.get(Target(resource=target.resource, namespace=target.namespace, name=target.name))
+    pod = replace(target, subresource="")
+    conditions = (api.get(pod).get("status") or {}).get("conditions") or ()
+    if target.subresource not in _CONDITIONS:
+        raise no_such_path()
     if target.subresource == "binding":
-        return _bind(api, target, body["target"]["name"])
-    raise no_such_path()
-
-
-def _bind(api: Api, target: Target, node: str) -> JsonObject:
-    """Place a pod on a node, as the scheduler does; the node need not exist."""
-    pod = Target(resource=target.resource, namespace=target.namespace, name=target.name)
-    api.schedule(pod, node)
-    condition = {"type": "PodScheduled", "status": "True", "lastTransitionTime": api.now()}
-    status = Target(
-        resource=target.resource,
-        namespace=target.namespace,
-        name=target.name,
-        subresource="status",
-    )
-    api.patch(status, MERGE_PATCH, {"status": {"conditions": [condition]}}, _SCHEDULER)
+        api.schedule(pod, body["target"]["name"])
+    condition = {**_CONDITIONS[target.subresource], "lastTransitionTime": api.now()}
+    patch = {"status": {"conditions": [*conditions, condition]}}
+    api.patch(replace(pod, subresource="status"), MERGE_PATCH, patch, _CONTROL_PLANE)
+    if target.subresource == "eviction":
+        api.delete(pod, DeleteOptions())
     return {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}
