@@ -71,7 +71,6 @@ class NoUpdate:
     """What is said of the last steps, which made no update."""
 
     step: int
-    """Step after which it was said last."""
     message: str
 
 

@@ -86,6 +86,11 @@ def test_a_scrape_gives_the_values_that_were_set():
     assert scraped["vcpo_learner_step_duration_seconds_count"] == 1.0
 
 
+def test_the_brackets_of_an_ipv6_address_are_no_part_of_the_host():
+    with serve_metrics(exercised_host().registry, "[127.0.0.1]", 0) as server:
+        assert server.port
+
+
 def test_a_taken_port_is_an_error():
     registry = exercised_host().registry
     with serve_metrics(registry, "127.0.0.1", 0) as server, pytest.raises(OSError, match="in use"):

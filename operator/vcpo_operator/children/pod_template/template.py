@@ -50,7 +50,7 @@ CACHE_PATH: Final = "/var/cache/vcpo"
 
 _USER = 65_532
 _IMAGE: Final = re.compile(
-    r"([\w.:-]+/)?[a-z0-9]+([._/-]+[a-z0-9]+)*(:\w[\w.-]*)?(@[a-z0-9]+:[0-9a-f]+)?", re.ASCII
+    r"([\w.:\[\]-]+/)?[a-z0-9]+([._/-]+[a-z0-9]+)*(:\w[\w.-]*)?(@[a-z0-9]+:[0-9a-f]+)?", re.ASCII
 )
 GRACE_MARGIN_S: Final = 30
 """Time after draining to write, close and exit, before the kubelet kills the process."""
@@ -166,10 +166,11 @@ def _problems(
 ) -> Iterator[str]:
     """Yield what a patch makes wrong that the API server would take or tell badly, with the fix."""
     spec = patch.get("spec") or {}
-    grace_s, least_s = spec.get("terminationGracePeriodSeconds"), workload.drain_s + GRACE_MARGIN_S
-    if isinstance(grace_s, int) and grace_s < least_s:
+    field, least_s = "terminationGracePeriodSeconds", workload.drain_s + GRACE_MARGIN_S
+    grace_s = merged["spec"].get(field, 30)  # Kubernetes' own default
+    if field in spec and isinstance(grace_s, int) and grace_s < least_s:
         yield (
-            f"`spec.terminationGracePeriodSeconds` is {grace_s} s; leave it out, or set"
+            f"`spec.{field}` is {grace_s} s; leave it out, or set"
             f" `drainSeconds` to {GRACE_MARGIN_S} s less: the pod would be killed while it saves"
         )
     for kind in ("containers", "initContainers"):

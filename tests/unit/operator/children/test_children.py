@@ -350,6 +350,7 @@ def test_a_pod_that_does_not_work_never_keeps_its_node_from_being_drained():
 @pytest.mark.parametrize(
     ("spec", "told"),
     [
+        ({"terminationGracePeriodSeconds": None}, "is 30 s; leave it out"),
         ({"terminationGracePeriodSeconds": 89}, "is 89 s; leave it out, or set `drainSeconds` to"),
         ({"containers": [{"name": "rolout", "env": []}]}, "`rollout` is the run's own"),
         (

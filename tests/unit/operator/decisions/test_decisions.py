@@ -422,7 +422,7 @@ def test_an_end_that_was_written_down_is_for_ever(kind: str, phase: LifecyclePha
     assert verdict_of(ended_status(kind), 9_999.0, signals(), suspend=True)[0] == phase
 
 
-def test_the_next_reconciliation_is_at_the_first_deadline():
+def test_the_next_reconciliation_is_at_the_first_deadline_of_a_run_that_does_not_rest():
     spec = make_run(activeDeadlineSeconds=500, startupDeadlineSeconds=100).spec
     running = RunVerdict(phase=LifecyclePhase.RUN)
     assert next_phase_change_s(spec, started_status(first_step_s=None), running) == START_S + 100
@@ -431,23 +431,14 @@ def test_the_next_reconciliation_is_at_the_first_deadline():
     assert next_phase_change_s(spec, waiting, running) is None
     patient = make_run(pendingDeadlineSeconds=90).spec
     assert next_phase_change_s(patient, waiting, running) == START_S + 90
+    resting = RunVerdict(phase=LifecyclePhase.SUSPEND)
+    assert next_phase_change_s(spec, started_status(), resting) is None
 
 
-def test_a_resting_run_has_no_deadline():
-    spec = make_run(activeDeadlineSeconds=500, suspend=True).spec
-    assert (
-        next_phase_change_s(spec, started_status(), RunVerdict(phase=LifecyclePhase.SUSPEND))
-        is None
-    )
-
-
-def test_an_ended_run_lives_as_long_as_it_is_given():
+def test_an_ended_run_lives_as_long_as_it_is_given_or_stays():
     spec = make_run(ttlSecondsAfterFinished=60).spec
     status = ended_status("Complete")
     assert not is_past_time_to_live(spec, status, 2_059.0)
     assert is_past_time_to_live(spec, status, 2_060.0)
     assert next_phase_change_s(spec, status, RunVerdict(phase=LifecyclePhase.COMPLETE)) == 2_060.0
-
-
-def test_an_ended_run_without_a_time_to_live_stays():
     assert not is_past_time_to_live(make_run().spec, ended_status("Complete"), 1e12)
