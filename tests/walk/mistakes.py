@@ -124,54 +124,9 @@ MISTAKES = (
         says=("runn.yaml", "cannot be read: No such file"),
     ),
     Mistake(
-        name="a folder in place of the file",
-        command=("run", MODEL),
-        says=(MODEL, "cannot be read: Is a directory"),
-    ),
-    Mistake(
-        name="a bracket that is not closed",
-        files={FILE: RUN.replace("name: walk}", "name: walk")},
-        says=(FILE, "is not YAML: line"),
-    ),
-    Mistake(
         name="a field with a typing error",
         files={FILE: RUN.replace("  steps", "  stepps")},
-        says=("spec.stepps: unknown field; remove it or correct its spelling", "spec.steps"),
-    ),
-    Mistake(
-        name="no steps at all",
-        sets=("steps=0",),
-        says=("spec.steps: Input should be greater than or equal to 1 (got 0)",),
-    ),
-    Mistake(
-        name="a number in quotes",
-        sets=('optimizer.learningRate="1e-5"',),
-        says=("spec.optimizer.learningRate", "valid number", "1e-5"),
-    ),
-    Mistake(
-        name="--set without a value",
-        command=(*_VALIDATE, "--set", "steps"),
-        says=("--set steps", "must be FIELD=VALUE, such as"),
-    ),
-    Mistake(
-        name="--set of a group that is not there",
-        sets=("rollouts[3].maxReplicas=2",),
-        says=("rollouts[3].maxReplicas", "1 items in the file, so there is no item 3"),
-    ),
-    Mistake(
-        name="fewer workers than the fewest",
-        sets=("rollouts[0].minReplicas=3",),
-        says=("spec.rollouts[0]", "minReplicas", "maxReplicas"),
-    ),
-    Mistake(
-        name="another kind of object",
-        files={FILE: RUN.replace("kind: VCPORun", "kind: Deployment")},
-        says=("kind", "VCPORun", "Deployment"),
-    ),
-    Mistake(
-        name="a method that nobody has",
-        sets=("algorithm.method=grppo",),
-        says=("spec.algorithm.method", "grppo", "'grpo'"),
+        says=("spec.stepps: unknown field; did you mean spec.steps?", "spec.steps"),
     ),
     Mistake(
         name="a model folder that is not there",
@@ -282,11 +237,6 @@ MISTAKES = (
         says=("--run-dir: runs/walk-001 cannot be written", "give a writable directory"),
     ),
     Mistake(
-        name="a resume of a folder without a run",
-        command=(*_RUN, "--run-dir", "rnus", "--resume"),
-        says=("--resume: rnus does not exist", "give the directory that `vcpo run` printed"),
-    ),
-    Mistake(
         name="a resume of another run",
         command=(*_RUN, "--run-dir", "used", "--resume", "--set", "model.name=./model"),
         prepare=_used,
@@ -298,11 +248,6 @@ MISTAKES = (
         command=(*_RUN, "--run-dir", "used"),
         prepare=_used,
         says=("--run-dir: used already has a run; add --resume, or give another directory",),
-    ),
-    Mistake(
-        name="a report of a folder without a run",
-        command=("report", MODEL),
-        says=("RUN_DIR: model has no run; give the directory that `vcpo run` printed",),
     ),
     Mistake(
         name="a task with the name of a module",

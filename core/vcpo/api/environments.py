@@ -51,7 +51,7 @@ BUILT_IN_REWARDS: Final[Mapping[str, BuiltIn]] = MappingProxyType(
 """Shipped rewards by the short name that `environment.rewards[].name` takes."""
 
 Complaint = tuple[tuple[str, ...], object, str]
-"""Place in a section with `name` and `parameters`, the value there, and the cure."""
+"""Place in a section with `name` and `parameters`, the value there, and the fix."""
 
 
 def environment_complaints(name: str, parameters: Mapping[str, Any]) -> Iterator[Complaint]:

@@ -1,4 +1,4 @@
-"""Errors of a run file: all problems at once, each with field path, value and cure.
+"""Errors of a run file: all problems at once, each with field path, value and fix.
 
 ```
 SpecError(ValueError)      the user must change the file; holds one FieldProblem per field
@@ -7,8 +7,10 @@ SpecError(ValueError)      the user must change the file; holds one FieldProblem
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any, Final
 
 from pydantic import ValidationError
@@ -16,10 +18,13 @@ from pydantic import ValidationError
 FILE: Final = "(file)"
 """Path of a problem of the whole file."""
 _MAX_SHOWN_VALUE = 80
-_CURES = {
+CURES = {
     "extra_forbidden": "unknown field; remove it or correct its spelling",
     "missing": "required field is missing",
+    **dict.fromkeys(("list_type", "tuple_type"), "must be a list"),
+    **dict.fromkeys(("model_type", "dict_type", "model_attributes_type"), "must be a section"),
 }
+"""What is wrong and how to fix it, by the type of pydantic's error."""
 _TRUNCATED = (
     "is not supported: it draws tokens from a part of the vocabulary that depends on the weights,"
     " so a token may have no probability at all under the learner's; remove it, or lower"
@@ -40,7 +45,7 @@ class FieldProblem:
     value: str
     """The value in the file, shortened; empty if the field is missing."""
     message: str
-    """The fault, and the cure."""
+    """The fault, and the fix."""
 
     def __str__(self) -> str:
         shown = f" (got {self.value})" if self.value else ""
@@ -85,5 +90,10 @@ def _problem(details: dict[str, Any]) -> FieldProblem:
     if len(value) > _MAX_SHOWN_VALUE:
         value = value[: _MAX_SHOWN_VALUE - 3] + "..."
     path = field_path(details["loc"])
-    message = _CURES_OF_FIELDS.get(path) or _CURES.get(details["type"], details["msg"])
+    message = _CURES_OF_FIELDS.get(path) or CURES.get(details["type"], details["msg"])
+    if details["type"] in {"enum", "literal_error"}:
+        choices = re.findall("'([^']*)'", details["ctx"]["expected"])
+        message = f"must be one of {', '.join(choices)}"
+        if close := get_close_matches(str(details["input"]), choices, n=2):
+            message = f"did you mean {' or '.join(close)}? It {message}"
     return FieldProblem(path=path, value=value, message=message)

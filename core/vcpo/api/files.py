@@ -10,6 +10,7 @@ import io
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,19 +19,37 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from vcpo.api.changes import change_field, split_change
-from vcpo.api.errors import FILE, FieldProblem, SpecError, problems_of
+from vcpo.api.errors import CURES, FILE, FieldProblem, SpecError, problems_of
+from vcpo.api.meant import meant
 from vcpo.api.run import VCPORun
 
 _MAX_FILE_BYTES = 1 << 20
 _Document = TypeVar("_Document", bound=BaseModel)
 
 
-def load_run(path: Path, changes: Sequence[str] = ()) -> VCPORun:
+def load_run(path: Path, changes: Sequence[str] = (), *, layers: Sequence[Path] = ()) -> VCPORun:
     """Read and check a run file.
 
     changes: `FIELD=VALUE` each, with a value in YAML; a later one may change what an earlier set.
+    layers: files whose fields replace the first one's, each over those before it: sections are
+        merged, a list replaces a list, and null takes a field away (RFC 7386).
     """
-    return _validate_document(_apply_changes(path, changes), VCPORun, str(path))
+    document = _mapping(_read(path), str(path))
+    for layer in layers:
+        document = _merged(document, _mapping(_read(layer), str(layer)))
+    source = " + ".join(map(str, (path, *layers)))
+    return _validate_document(_apply_changes(document, changes), VCPORun, source)
+
+
+def _merged(below: Any, above: Any) -> Any:
+    if not isinstance(above, dict):
+        return above
+    merged = dict(below) if isinstance(below, dict) else {}
+    for key, value in above.items():
+        merged[key] = _merged(merged.get(key), value)
+        if value is None:
+            del merged[key]
+    return merged
 
 
 def load_document(path: Path, model: type[_Document]) -> _Document:
@@ -56,7 +75,16 @@ def _validate_document(document: dict[Any, Any], model: type[_Document], source:
     try:
         return model.model_validate_json(text, strict=True)
     except ValidationError as error:
-        raise SpecError(source, problems_of(error)) from error
+        problems = problems_of(error)
+        if model is VCPORun:
+            problems = [_with_meant_field(each) for each in problems]
+        raise SpecError(source, problems) from error
+
+
+def _with_meant_field(problem: FieldProblem) -> FieldProblem:
+    if problem.message != CURES["extra_forbidden"] or not (field := meant(problem.path)):
+        return problem
+    return replace(problem, message=f"unknown field; did you mean {field}?")
 
 
 def run_to_yaml(run: VCPORun) -> str:
@@ -70,9 +98,8 @@ def run_to_yaml(run: VCPORun) -> str:
     return stream.getvalue()
 
 
-def _apply_changes(path: Path, changes: Sequence[str]) -> dict[Any, Any]:
+def _apply_changes(document: dict[Any, Any], changes: Sequence[str]) -> dict[Any, Any]:
     """Return a run file's document with some fields set."""
-    document = _mapping(_read(path), str(path))
     for change in changes:
         try:
             field, text = split_change(change)
@@ -106,6 +133,8 @@ def _document(text: str, source: str) -> Any:
         mark = error.problem_mark
         where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
         message = f"is not YAML: {where}{error.problem or error.context}"
+        if error.problem == "but found another document":
+            message = f"has a second document at line {mark.line + 1}; give one run a file"
         raise SpecError(source, [_file_problem(message)]) from error
     except (YAMLError, ValueError) as error:  # ValueError: a date that no calendar has
         raise SpecError(source, [_file_problem(f"is not YAML: {error}")]) from error
@@ -120,8 +149,8 @@ def _mapping(text: str, source: str) -> dict[Any, Any]:
     """Return a document that is a mapping."""
     document = _document(text, source)
     if not isinstance(document, dict):
-        kind = type(document).__name__
-        raise SpecError(source, [_file_problem(f"must be a mapping with `spec`, not {kind}")])
+        kind = "empty" if document is None else f"a {type(document).__name__}"
+        raise SpecError(source, [_file_problem(f"is {kind}; give a run file, with `spec`")])
     return document
 
 

@@ -97,7 +97,7 @@ def gpu_warnings(spec: VCPORunSpec, use: GpuUse) -> Iterator[str]:
 
 
 def missing_gpus(spec: VCPORunSpec) -> Iterator[str]:
-    """Yield which pods ask a cluster for no GPU and need one, in sentences with the cure."""
+    """Yield which pods ask a cluster for no GPU and need one, in sentences with the fix."""
     learner, is_asked = spec.learner, _learner_asks(spec)
     asks = {group.name: _group_asks(spec, group) for group in spec.rollouts}
     is_large = (spec.model.size_billions or 0.0) >= _LARGE_BILLIONS

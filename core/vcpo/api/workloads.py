@@ -285,7 +285,7 @@ _OWNED_ARGUMENTS: Final[Mapping[str, str]] = MappingProxyType(
         ),
     }
 )
-"""vLLM's arguments that other fields or the worker set, and the cure for one that is given."""
+"""vLLM's arguments that other fields or the worker set, and the fix for one that is given."""
 
 
 _FIELDS_NOT_OF_HF: Final = (

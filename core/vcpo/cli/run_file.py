@@ -26,7 +26,14 @@ from vcpo.local.preflight import (
     with_local_paths,
 )
 
-RunFile = Annotated[Path, typer.Argument(metavar="FILE", help="Run file: a VCPORun in YAML.")]
+RunFile = Annotated[
+    list[Path],
+    typer.Argument(
+        metavar="FILE",
+        help="Run file: a VCPORun in YAML. Fields of further files replace those of earlier ones;"
+        " null takes one away, and relative paths start at the first file.",
+    ),
+]
 Changes = Annotated[
     list[str] | None,
     typer.Option(
@@ -37,10 +44,11 @@ Changes = Annotated[
 ]
 
 
-def load_file(file: Path, changes: Sequence[str] | None = None) -> VCPORun:
-    """Read a run file with local paths; exit with its problems."""
+def load_file(files: Sequence[Path], changes: Sequence[str] | None = None) -> VCPORun:
+    """Read a run file and its layers with local paths; exit with their problems."""
+    first, *layers = files
     try:
-        return with_local_paths(load_run(file, changes or ()), file)
+        return with_local_paths(load_run(first, changes or (), layers=layers), first)
     except SpecError as error:
         fail(str(error))
 
@@ -51,7 +59,9 @@ def watch_inspection(run: VCPORun) -> MachineFindings:
         return inspect_machine(run)
 
 
-def refuse(file: Path, problems: Iterable[FieldProblem], modules: Sequence[str] = ()) -> None:
+def refuse(
+    files: Sequence[Path], problems: Iterable[FieldProblem], modules: Sequence[str] = ()
+) -> None:
     """Exit with all problems of a run, and with the modules that are not installed."""
     errors = []
     try:
@@ -59,7 +69,7 @@ def refuse(file: Path, problems: Iterable[FieldProblem], modules: Sequence[str] 
     except MissingPackagesError as error:
         errors.append(str(error))
     if problems := tuple(problems):
-        errors.append(str(SpecError(str(file), problems)))
+        errors.append(str(SpecError(" + ".join(map(str, files)), problems)))
     if errors:
         fail("\n".join(errors))
 

@@ -22,6 +22,7 @@ from vcpo.api import API_VERSION, KIND, SpecError, VCPORun, json_schema, load_ru
 from vcpo.api.advice import algorithm_warnings, batch_warnings, rollout_warnings
 from vcpo.api.algorithm import Algorithm, Batch
 from vcpo.api.errors import problems_of
+from vcpo.api.meant import _ELSEWHERE, _fields
 from vcpo.api.run import VCPORunSpec
 from vcpo.api.workloads import Model, RolloutGroup
 
@@ -443,11 +444,32 @@ def test_a_missing_field_is_named():
     assert problems("seed: 1") == {"spec.steps": "required field is missing"}
 
 
-def test_an_unknown_field_is_shown_with_its_value():
-    found = problems("steps: 3\nlearning_rate: 0.5")
-    assert found == {
-        "spec.learning_rate": "unknown field; remove it or correct its spelling (got 0.5)"
-    }
+@pytest.mark.parametrize(
+    ("field", "fix"),
+    [
+        ("stepz", "did you mean spec.steps?"),
+        ("learning_rate", "did you mean spec.optimizer.learningRate?"),
+        ("lr", "did you mean spec.optimizer.learningRate?"),
+        ("num_generations", "did you mean spec.batch.trajectoriesPerPrompt?"),
+        ("max_completion_length", "did you mean spec.sampling.maxNewTokens?"),
+        ("maxPolicyLagStep", "did you mean spec.algorithm.maxPolicyLagSteps?"),
+        ("anything", "remove it or correct its spelling"),
+    ],
+)
+def test_an_unknown_field_says_which_one_may_be_meant(field, fix):
+    assert problems(f"steps: 3\n{field}: 5") == {f"spec.{field}": f"unknown field; {fix} (got 5)"}
+
+
+def test_the_names_of_other_trainers_stand_for_fields_that_there_are():
+    known = {*_fields(), *(path.partition("[")[0] for path in _fields())}
+    assert {f"spec.{field}" for field in _ELSEWHERE} <= known
+
+
+def test_a_misspelled_value_and_another_kind_of_value_say_what_is_right():
+    found = problems("steps: 3\nalgorithm: {method: gpro}\nbatch: 3\nrollouts: {name: a}")
+    assert found["spec.algorithm.method"].startswith("did you mean gspo or grpo? It must be one")
+    assert found["spec.batch"] == "must be a section (got 3)"
+    assert found["spec.rollouts"] == "must be a list (got {'name': 'a'})"
 
 
 def test_a_bound_is_reported_with_the_value_that_breaks_it():

@@ -60,10 +60,15 @@ class TestYaml:
         assert "is nested too deeply" in message_of("a: " + "[" * 1_000)
 
     @pytest.mark.parametrize(
-        ("text", "kind"), [("", "NoneType"), ("- a", "list"), ("3", "int"), ("word", "str")]
+        ("text", "what"),
+        [
+            ("", "is empty; give a run file, with `spec`"),
+            ("- a", "is a list; give a run file, with `spec`"),
+            ("a: 1\n---\nb: 2", "has a second document at line 2; give one run a file"),
+        ],
     )
-    def test_what_is_no_mapping_is_named(self, text, kind):
-        assert message_of(text) == f"must be a mapping with `spec`, not {kind}"
+    def test_what_is_no_mapping_is_named(self, text, what):
+        assert message_of(text) == what
 
     @given(st.text())
     def test_no_text_does_worse_than_a_spec_error(self, text):
@@ -72,6 +77,21 @@ class TestYaml:
 
 
 class TestReading:
+    def test_a_layer_replaces_fields_and_lists_and_null_takes_one_away(self, tmp_path):
+        base, other, last = (tmp_path / f"{name}.yaml" for name in ("base", "other", "last"))
+        base.write_text(
+            f"{HEAD}  steps: 5\n  seed: 7\n  rollouts: [{{name: a}}, {{name: b}}]\n"
+            "  algorithm: {maxPolicyLagSteps: 3, method: grpo}\n"
+        )
+        other.write_text("spec: {rollouts: [{name: c}], algorithm: {maxPolicyLagSteps: 9}}")
+        last.write_text("spec: {seed: null, steps: 8}")
+        run = load_run(base, ["steps=9"], layers=[other, last]).spec
+        assert (run.algorithm.max_policy_lag_steps, run.algorithm.method) == (9, "grpo")
+        assert ([group.name for group in run.rollouts], run.seed, run.steps) == (["c"], 0, 9)
+        last.write_text("spec: {stepz: 1}")
+        with pytest.raises(SpecError, match=r"base.yaml \+ .*last.yaml: 1 problem\n  spec.stepz"):
+            load_run(base, layers=[last])
+
     def test_a_file_is_read(self, tmp_path):
         path = tmp_path / "run.yaml"
         path.write_text(f"{HEAD}  steps: 7\n", encoding="utf-8")
