@@ -8,7 +8,24 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from vcpo.local.training import Training
+    from vcpo.local.training import Training, TrainingError
+
+    __version__: str
+
+__all__ = ["TrainingError", "__version__", "train"]
+
+
+def __getattr__(name: str) -> object:
+    """Return what takes time to find, when it is asked for."""
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("vcpo")
+    if name == "TrainingError":
+        from vcpo.local.training import TrainingError
+
+        return TrainingError
+    raise AttributeError(f"module 'vcpo' has no attribute {name!r}")
 
 
 def train(
@@ -19,6 +36,8 @@ def train(
     resume: bool = False,
 ) -> Training:
     """Start a run on this machine, as `vcpo run` does; return an iterator over its steps.
+
+    The run ends with the program: iterate to its last step, or call `wait()`.
 
     file: Run file.
     changes: Values of fields in place of the file's, such as {"algorithm.maxPolicyLagSteps": 12}.

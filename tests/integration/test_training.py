@@ -12,7 +12,6 @@ import pytest
 import vcpo
 from tests.integration.local_run import ROOT, SPEC, wait_for_exit
 from vcpo.local.run_dir import RunDir
-from vcpo.local.training import TrainingError
 from vcpo.records.journal import read_metrics
 from vcpo.service.lifecycle import read_ready
 
@@ -72,9 +71,16 @@ def test_a_run_that_is_closed_has_no_further_steps_and_is_no_error(file: Path) -
     assert training.wait()["state"] == "interrupted"
 
 
+def test_a_program_that_does_not_wait_is_told_so_at_its_end(file: Path) -> None:
+    program = [sys.executable, "-c", "import vcpo; vcpo.train('run.yaml')"]
+    ended = subprocess.run(program, capture_output=True, text=True, check=True)
+    assert "the program ended before its run did" in ended.stderr
+    assert "call wait()" in ended.stderr
+
+
 def test_what_the_command_says_of_a_run_that_cannot_start_is_the_error(file: Path) -> None:
     training = vcpo.train(file, changes={"environment.name": "mine:Mine"})
-    with pytest.raises(TrainingError, match=r"spec\.environment\.name") as told:
+    with pytest.raises(vcpo.TrainingError, match=r"spec\.environment\.name") as told:
         next(training)
     assert told.value.status == 2
     training.close()

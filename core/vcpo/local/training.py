@@ -71,7 +71,8 @@ class Training:
             stderr=self._errors,
             start_new_session=True,  # Ctrl-C reaches this process alone
         )
-        self._finalizer = weakref.finalize(self, _end, self._process, self._errors)
+        ends = (self._process, self._errors)
+        self._finalizer = weakref.finalize(self, _forget, self.run_dir, *ends)
 
     def __enter__(self) -> Self:
         return self
@@ -115,7 +116,8 @@ class Training:
         return run_summary(self.run_dir, Ending.COMPLETE if is_whole else Ending.INTERRUPTED)
 
     def close(self) -> None:
-        self._finalizer()
+        if self._finalizer.detach() is not None:
+            _end(self._process, self._errors)
 
     def _read_steps(self) -> None:
         for step in self._tail.read().steps:
@@ -143,6 +145,14 @@ class Training:
             return []
         # The command writes where the file's position is, which reading must not move.
         return os.pread(self._errors.fileno(), _MAX_SAID_BYTES, 0).decode().splitlines()
+
+
+def _forget(run_dir: Path, process: subprocess.Popen[bytes], errors: IO[bytes]) -> None:
+    """End a run that nobody waited for, and say so if it was at work."""
+    if process.poll() is None:
+        what = f"vcpo.train: the program ended before its run did, which is interrupted ({run_dir})"
+        warnings.warn(f"{what}; call wait(), or iterate over the steps", stacklevel=2)
+    _end(process, errors)
 
 
 def _end(process: subprocess.Popen[bytes], errors: IO[bytes]) -> None:
