@@ -153,29 +153,15 @@ def _decision(
 
 
 def _ess_reason(health: EssHealth, *, tightened: bool) -> Reason:
-    match health:
-        case EssHealth.UNKNOWN:
-            return Reason.NO_STEP_YET
-        case EssHealth.BELOW_FLOOR:
-            return Reason.BELOW_FLOOR
-        case EssHealth.NEAR_FLOOR | EssHealth.HEALTHY:
-            return Reason.RECOVERING if tightened else Reason.ABOVE_FLOOR
+    known = {EssHealth.UNKNOWN: Reason.NO_STEP_YET, EssHealth.BELOW_FLOOR: Reason.BELOW_FLOOR}
+    return known.get(health, Reason.RECOVERING if tightened else Reason.ABOVE_FLOOR)
 
 
 def _stable_reason(signals: RunSignals) -> Reason:
-    match signals.warning_level:
-        case WarningLevel.OK | WarningLevel.WARN if signals.rollback:
-            return Reason.ROLLED_BACK
-        case None:
-            return Reason.NO_STEP_YET
-        case WarningLevel.OK:
-            return Reason.OK
-        case WarningLevel.WARN:
-            return Reason.WARN
-        case WarningLevel.CRITICAL:
-            return Reason.CRITICAL
-        case WarningLevel.DEAD:
-            return Reason.DEAD
+    level = signals.warning_level
+    if signals.rollback and level in {WarningLevel.OK, WarningLevel.WARN}:
+        return Reason.ROLLED_BACK
+    return Reason.NO_STEP_YET if level is None else Reason(level.capitalize())
 
 
 def _lag_changes(

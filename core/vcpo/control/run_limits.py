@@ -103,32 +103,18 @@ def startup_deadline_s(limits: RunLimits, times: RunTimes) -> float | None:
 
 def _active_deadlines(limits: RunLimits, times: RunTimes) -> Iterator[tuple[float, ExceededLimit]]:
     """Yield the deadlines that act now; of two that have passed the first one counts."""
+
+    def limit(reason: LimitReason, message: str) -> ExceededLimit:
+        return ExceededLimit(reason=reason, message=message)
+
     if times.admission_s is None:
-        if limits.pending_s is not None:
-            yield (
-                times.start_s + limits.pending_s,
-                ExceededLimit(
-                    reason=LimitReason.PENDING_DEADLINE_EXCEEDED,
-                    message="`spec.pendingDeadlineSeconds`: the pods had no node within"
-                    f" {limits.pending_s} s.",
-                ),
-            )
+        if (pending_s := limits.pending_s) is not None:
+            why = f"`spec.pendingDeadlineSeconds`: the pods had no node within {pending_s} s."
+            yield times.start_s + pending_s, limit(LimitReason.PENDING_DEADLINE_EXCEEDED, why)
         return
-    if limits.active_s is not None:
-        yield (
-            times.admission_s + limits.active_s,
-            ExceededLimit(
-                reason=LimitReason.DEADLINE_EXCEEDED,
-                message="`spec.activeDeadlineSeconds`: the run took"
-                f" {limits.active_s} s or longer.",
-            ),
-        )
+    if (active_s := limits.active_s) is not None:
+        why = f"`spec.activeDeadlineSeconds`: the run took {active_s} s or longer."
+        yield times.admission_s + active_s, limit(LimitReason.DEADLINE_EXCEEDED, why)
     if (startup_s := startup_deadline_s(limits, times)) is not None:
-        yield (
-            startup_s,
-            ExceededLimit(
-                reason=LimitReason.STARTUP_DEADLINE_EXCEEDED,
-                message="`spec.startupDeadlineSeconds`: the run took no step within"
-                f" {limits.startup_s} s.",
-            ),
-        )
+        why = f"`spec.startupDeadlineSeconds`: the run took no step within {limits.startup_s} s."
+        yield startup_s, limit(LimitReason.STARTUP_DEADLINE_EXCEEDED, why)

@@ -1,27 +1,12 @@
 """Scaling: the number of rollout workers follows the share of time in which the learner waits.
 
-Problem. More workers raise throughput *and* staleness. Above the admission limit they raise
-nothing, because they get no leases. Measurements are noisy, workers take minutes to start, and each
-change of the replicas disturbs the measurements.
-
     the learner waits more than STARVED_IDLE_RATIO     starved: add workers, if they can help
     the learner waits less than SATURATED_IDLE_RATIO, and
     all work that the lag limit admits is leased       saturated: remove workers
     otherwise                                          balanced: no change
 
 More workers help only while admissible work is left, the median lag is low enough and the ESS is
-healthy. The desired number follows from the ready workers: they feed the learner for the share
-1 - idle of its time, so ready / (1 - idle) workers would feed it all the time. Workers that are
-still starting count as present, so waiting for them adds no others.
-
-Four rules prevent flapping: the dead band between the thresholds; cool-downs; one change per
-learner step, of at most a doubling or a quarter; and memory: a removal never goes down to a number
-of workers with which the learner starved recently. Without the memory a learner that needs 1.5
-workers would alternate between 1 and 2. Groups are filled in the spec's order, one at a time, and
-emptied in the reverse order.
-
-Rejected: scaling to a target buffer level. With admission control the lag limit sets the buffer's
-level, so the level does not show how many workers keep it there.
+healthy. docs/inside/mathematics.md has the reasons.
 """
 
 from __future__ import annotations
