@@ -182,7 +182,7 @@ def run_collapse(metrics: Metrics) -> RunCollapse | None:
 
 
 def lasting_collapse(metrics: Metrics) -> str:
-    """Return how a run that took all its steps collapsed, with the cure; empty if it did not."""
+    """Return how a run that took all its steps collapsed, with the fix; empty if it did not."""
     if ended_phase(metrics) != "collapsed":
         return ""
     return f"{run_collapse(metrics)} Fix: {_SMALLER}, from a checkpoint before the collapse."
@@ -211,7 +211,7 @@ _SKIPS: Final[dict[str, tuple[str, str]]] = {
         "learner.precision float32, or a smaller optimizer.learningRate",
     ),
 }
-"""Why steps are skipped, and the cure, by `StepRecord.skipped`."""
+"""Why steps are skipped, and the fix, by `StepRecord.skipped`."""
 
 
 def skip_cause(reason: str) -> str:
@@ -220,7 +220,7 @@ def skip_cause(reason: str) -> str:
 
 
 def no_update_notice(num_skipped: int, reason: str, *, is_all: bool = False) -> str:
-    """Return a notice about skipped steps in a row, with the cure; empty while they are few.
+    """Return a notice about skipped steps in a row, with the fix; empty while they are few.
 
     is_all: whether they are all steps of the run.
     """

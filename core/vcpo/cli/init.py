@@ -101,7 +101,7 @@ def init(
 
     The prompts are sums of two numbers; put your rows in their place, and edit the reward, which
     test_TASK.py tests. `vcpo try TASK.yaml` shows what the model answers, `vcpo run TASK.yaml`
-    trains. Existing files stay.
+    trains. Existing files are not overwritten.
 
     Exit status: 0; 2 if an option must be fixed first.
     """
@@ -125,3 +125,4 @@ def init(
             folder.mkdir(parents=True, exist_ok=True)
             (folder / name).write_text(text, encoding="utf-8")
         say(str(folder / name))
+    say(f"Edit {task}.jsonl and {task}.py, then: vcpo try {folder / f'{task}.yaml'}")

@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+import vcpo
 from vcpo.api import (
     GpuUse,
     SpecError,
@@ -65,7 +66,7 @@ A run is one YAML file of kind `VCPORun`.
 
 * **vcpo init TASK** writes TASK.yaml with comments, its prompts, and a reward with its test
 * **vcpo validate run.yaml** checks a run file and lists every problem at once
-* **vcpo try run.yaml** lets the model answer a few prompts, and judges the answers; trains nothing
+* **vcpo try run.yaml** lets the model answer a few prompts, and scores the answers; trains nothing
 * **vcpo run run.yaml** trains on this machine: it starts a learner and rollout workers
 * **vcpo run run.yaml --set algorithm.maxPolicyLagSteps=12 --steps 20** changes fields for a run
 * **vcpo run run.yaml --run-dir DIR --resume** resumes from the newest checkpoint
@@ -81,9 +82,15 @@ second Ctrl-C stops it at once.
 )
 
 
+@app.callback(invoke_without_command=True)
+def _options(version: Annotated[bool, typer.Option("--version", help="Print it.")] = False) -> None:
+    if version:
+        say(f"vcpo {vcpo.__version__}")
+
+
 @app.command()
 def run(
-    file: RunFile,
+    files: RunFile,
     changes: Changes = None,
     steps: Annotated[
         int | None, typer.Option(help="Optimizer steps; short for --set steps=N.")
@@ -118,14 +125,14 @@ def run(
     reward collapsed and did not recover; 130 after Ctrl-C.
     """
     changes = [*(changes or ()), *([] if steps is None else [f"steps={steps}"])]
-    given = load_file(file, changes)
+    given = load_file(files, changes)
     use = local_gpu_use(given.spec)
     loaded = given.model_copy(update={"spec": with_gpu_defaults(given.spec, use)})
     directory = _directory(loaded, run_dir, resume=resume)
     _end_if_complete(loaded, directory, as_json=as_json)
     found = watch_inspection(loaded)
-    refuse(file, [*found.problems, *gpu_problems(loaded)], modules=RUN_MODULES)
-    refuse(file, hub_problems(loaded))
+    refuse(files, [*found.problems, *gpu_problems(loaded)], modules=RUN_MODULES)
+    refuse(files, hub_problems(loaded))
     warn(given, [*gpu_warnings(given.spec, use), *found.warnings])
     metrics = HostMetrics()
     with contextlib.ExitStack() as at_end:
@@ -144,16 +151,21 @@ def run(
         except AddressError as error:
             fail(f"--metrics-port: {error}")
         # The run's own file has what was set.
-        _show_end(directory.spec if changes else file, directory, outcome, as_json=as_json)
+        _show_end(
+            directory.spec if changes or files[1:] else files[0],
+            directory,
+            outcome,
+            as_json=as_json,
+        )
     raise typer.Exit(int(outcome.ending))
 
 
 @app.command()
-def validate(file: RunFile, changes: Changes = None) -> None:
-    """Check a run file and list every problem with its field, value and cure."""
-    loaded = load_file(file, changes)
+def validate(files: RunFile, changes: Changes = None) -> None:
+    """Check a run file: list every problem with its field, value and fix, and what was found."""
+    loaded = load_file(files, changes)
     found = watch_inspection(loaded)
-    refuse(file, found.problems)
+    refuse(files, found.problems)
     uses = (local_gpu_use(loaded.spec), GpuUse.from_spec(loaded.spec))
     slow = dict.fromkeys(each for use in uses for each in gpu_warnings(loaded.spec, use))
     in_cluster = (f"in a cluster: {each}" for each in missing_gpus(loaded.spec))
@@ -162,7 +174,7 @@ def validate(file: RunFile, changes: Changes = None) -> None:
         tell(f"warning: {problem}")
     batch = loaded.spec.batch
     say(
-        f"{file}: valid. {loaded.metadata.name}: {loaded.spec.steps} steps of "
+        f"{files[0]}: valid. {loaded.metadata.name}: {loaded.spec.steps} steps of "
         f"{batch.prompts_per_step} prompts x {batch.trajectories_per_prompt} trajectories, "
         f"lag at most {loaded.spec.algorithm.max_policy_lag_steps} versions."
     )

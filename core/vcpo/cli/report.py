@@ -9,14 +9,14 @@ import typer
 
 from vcpo.api import SpecError
 from vcpo.cli.console import ERR, fail, require_run, say, writing
+from vcpo.records.samples import write_whole
 from vcpo.report import REPORT_FILE, render_report
-from vcpo.report.page import write_page
 from vcpo.report.recorded_run import read_run
 
 
 def report(
     run_dirs: Annotated[
-        list[Path], typer.Argument(metavar="RUN_DIR...", help="Directory of a run, or of several.")
+        list[Path], typer.Argument(metavar="RUN_DIR", help="Directory of a run, or of several.")
     ],
     output: Annotated[
         Path | None,
@@ -40,5 +40,5 @@ def report(
         fail(str(error))
     path = output or run_dirs[0] / (REPORT_FILE if len(run_dirs) == 1 else "comparison.html")
     with writing("--output" if output else "RUN_DIR", path if output else path.parent):
-        write_page(path, page)
+        write_whole(path, page)
     say(str(path))

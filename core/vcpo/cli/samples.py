@@ -32,7 +32,7 @@ _FAILED = 1
 
 
 def try_file(
-    file: RunFile,
+    files: RunFile,
     changes: Changes = None,
     prompts: Annotated[
         int, typer.Option(min=1, max=1024, help="Number of prompts; the first of the run.")
@@ -47,7 +47,7 @@ def try_file(
         bool, typer.Option("--json", help="Print each answer, then the sums, as a line of JSON.")
     ] = False,
 ) -> None:
-    """Let the model answer the first prompts of a run file, and judge the answers; train nothing.
+    """Let the model answer the first prompts of a run file, and score the answers; train nothing.
 
     Loads model and environment as a worker does, and samples batch.trajectoriesPerPrompt answers
     to each prompt with the settings of the file. Shows each prompt as the model sees it, answers
@@ -58,9 +58,9 @@ def try_file(
     Exit status: 0; 1 if no prompt was answered; 2 if an option, the file or this machine must be
     fixed first.
     """
-    given = load_file(file, changes)
-    refuse(file, model_problems(given), modules=_MODULES)
-    refuse(file, hub_problems(given))
+    given = load_file(files, changes)
+    refuse(files, model_problems(given), modules=_MODULES)
+    refuse(files, hub_problems(given))
     spec = with_gpu_defaults(given.spec, local_gpu_use(given.spec))
     loaded = given.model_copy(update={"spec": spec})
     found: list[Sample] = []
@@ -118,7 +118,7 @@ def samples(
     those of its last steps, and of about a hundred others. Without an option the newest step is
     shown; --best, --worst and --grep look through all of them.
 
-    Exit status: 0; 1 if no answer is as asked for; 2 if an option must be fixed first.
+    Exit status: 0; 1 if no answer matches; 2 if an option must be fixed first.
     """
     require_run(run_dir)
     if best and worst:

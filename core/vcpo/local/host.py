@@ -35,7 +35,7 @@ from vcpo.local.processes.gpus import find_gpus
 from vcpo.local.processes.learner import LearnerProcess
 from vcpo.local.processes.ranks import free_port
 from vcpo.local.run_dir import RunDir
-from vcpo.local.terminal.run_view import EventFeed, RunView, ended_view, run_view
+from vcpo.local.terminal.run_view import EventFeed, RunView, run_view
 from vcpo.local.terminal.summary import Ending, RunOutcome, outcome_of_complete
 from vcpo.local.terminal.view import LiveView, leave_lost_terminal
 from vcpo.metrics import HostMetrics
@@ -51,6 +51,7 @@ from vcpo.records.journal import (
     read_metrics,
 )
 from vcpo.report import write_report
+from vcpo.report.recorded_run import recorded_signals
 from vcpo.service.lifecycle import DRAINED, on_parent_exit
 from vcpo.wire.client import open_channel
 from vcpo.wire.phase import RunPhase
@@ -144,7 +145,9 @@ class Host:
             on_parent_exit(lambda _: self._interrupted.set())
         try:
             outcome = await self._run_until_end()
-            self._view.update(ended_view(self._run, self._run_dir.path, now_s=time.time()))
+            signals = recorded_signals(self._run, read_metrics(self._run_dir.path), time.time())
+            phase = outcome.ending.phase
+            self._view.update(replace(self._current_view(0), phase=phase, signals=signals))
             return outcome
         finally:
             await self._fleet.stop(_STOP_GRACE_S)

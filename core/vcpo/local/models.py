@@ -85,8 +85,8 @@ def hub_problems(run: VCPORun) -> Iterator[FieldProblem]:
         _ask_hub()
     except OSError as error:
         message = (
-            f"is not in the Hugging Face cache, and the hub does not answer ({error}); open the way"
-            " to it (HF_ENDPOINT), or give a model's directory"
+            f"is not in the Hugging Face cache, and the hub does not answer ({error}); make"
+            " it reachable (or set HF_ENDPOINT), or give a model directory"
         )
         yield FieldProblem(path=_NAME, value=repr(model.name), message=message)
 

@@ -74,7 +74,7 @@ def start_at_zero(counter: Counter, *values: Iterable[str]) -> Counter:
 
 
 class AddressError(OSError):
-    """The server cannot listen on an address; the message names address, cause and cure."""
+    """The server cannot listen on an address; the message names address, cause and fix."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

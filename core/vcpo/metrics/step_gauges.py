@@ -78,7 +78,7 @@ GAUGES: Final = (
     StepGauge(
         "warning_score",
         "vcpo_collapse_warning_ratio",
-        "Early warning of a collapse: 1/3 warns, 2/3 is critical, 1 is dead.",
+        "Early warning of a collapse: 1/3 warns, 2/3 is critical, at 1 the run is lost.",
     ),
     StepGauge(
         "diagnostics",

@@ -29,10 +29,6 @@ class EffectiveRate:
         return self.schedule * self.scale * self.backoff
 
     def __str__(self) -> str:
-        return self.text("scale")
-
-    def text(self, scale: str) -> str:
-        """Return the rate and its factors; scale: what people call that factor."""
-        named = {"schedule": self.schedule, scale: self.scale, "backoff": self.backoff}
+        named = {"schedule": self.schedule, "scale": self.scale, "backoff": self.backoff}
         factors = [f"{name} x{factor:.2g}" for name, factor in named.items() if factor != 1.0]
         return f"{self.rate:.3g} ({', '.join(factors) or 'full rate'})"

@@ -111,11 +111,16 @@ def write_answers(run_dir: Path, step: int, answers: Sequence[Sample]) -> None:
 
 def _write(path: Path, samples: Sequence[Sample]) -> None:
     path.parent.mkdir(exist_ok=True)
-    partial = path.with_suffix(".partial")
     lines = (json.dumps(dataclasses.asdict(each), ensure_ascii=False) for each in samples)
+    write_whole(path, "".join(f"{line}\n" for line in lines))
+
+
+def write_whole(path: Path, text: str) -> Path:
+    """Write a file for people; a reader finds the whole of it, or the older one."""
+    partial = path.with_suffix(".partial")
     try:
-        partial.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-        partial.replace(path)
+        partial.write_text(text, encoding="utf-8")
+        return partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
 

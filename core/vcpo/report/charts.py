@@ -41,7 +41,7 @@ Column = list[float | None]
 StepValue = Callable[[StepRecord], float | None]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Curve:
     """A number of each step."""
 
@@ -78,7 +78,7 @@ class Chart:
     is_log: bool = False
 
 
-_OF_WEIGHTS: Final = frozenset({"importance_weight_max", "baseline_shift"})
+_OF_WEIGHTS: Final = frozenset({"ess_ratio", "importance_weight_max", "baseline_shift"})
 _LOGARITHMIC: Final = frozenset({"importance_weight_max", "kl_per_token"})
 
 
@@ -97,7 +97,7 @@ def _small(topic: str, table: str) -> Iterator[Chart]:
             unit=unit,
             caption=caption.strip(),
             topic=topic,
-            curves=(Curve(label=label, value=partial(_number, name), is_noisy=not is_whole),),
+            curves=(Curve(label, partial(_number, name), is_noisy=not is_whole),),
             low=None if name in {*_LOGARITHMIC, "baseline_shift"} else 0.0,
             is_whole=is_whole,
             is_log=name in _LOGARITHMIC,
@@ -105,19 +105,11 @@ def _small(topic: str, table: str) -> Iterator[Chart]:
 
 
 def _number(name: str, step: StepRecord) -> float | None:
-    lacks = not step.has_weights if name in _OF_WEIGHTS else step.skipped is not None
-    if lacks and name in {*_OF_WEIGHTS, "gradient_norm"}:
+    is_of_update = name == "gradient_norm" or name.startswith("learning_rate")
+    if (is_of_update and step.skipped) or (name in _OF_WEIGHTS and not step.has_weights):
         return None
     found: float | None = getattr(step, name, None)
     return step.diagnostics.get(name) if found is None else found
-
-
-def _of_weights(name: str) -> StepValue:
-    return lambda step: getattr(step, name) if step.has_weights else None
-
-
-def _of_update(name: str) -> StepValue:
-    return lambda step: None if step.skipped is not None else getattr(step, name)
 
 
 def _of_mismatch(name: str) -> StepValue:
@@ -129,7 +121,7 @@ _REWARD: Final = Chart(
     title="Reward",
     unit="mean per trajectory",
     caption="Should rise; dots are evaluations on held-out prompts.",
-    curves=(Curve(label="training", value=lambda step: step.reward_mean, is_noisy=True),),
+    curves=(Curve("training", lambda step: step.reward_mean, is_noisy=True),),
     low=None,
 )
 _WARNING: Final = Chart(
@@ -138,7 +130,7 @@ _WARNING: Final = Chart(
     title="Early warning",
     unit="severity of the worst sign",
     caption="From 1/3 the batches are far off policy; from 2/3 runs have collapsed; 1 is lost.",
-    curves=(Curve(label="score", value=lambda step: step.warning_score),),
+    curves=(Curve("score", lambda step: step.warning_score),),
     high=1.0,
 )
 _ESS: Final = Chart(
@@ -148,13 +140,8 @@ _ESS: Final = Chart(
     caption="Near the dashed line the data is as good as fresh data; near zero a few trajectories"
     " make up the whole update.",
     curves=(
-        Curve(label="ESS ratio", value=_of_weights("ess_ratio"), is_noisy=True),
-        Curve(
-            label="on-policy",
-            value=lambda step: step.on_policy_ess_ratio,
-            ink="ink-soft",
-            style="reference",
-        ),
+        Curve("ESS ratio", partial(_number, "ess_ratio"), is_noisy=True),
+        Curve("on-policy", lambda step: step.on_policy_ess_ratio, "ink-soft", "reference"),
     ),
 )
 _ESS_BY_LAG: Final = Chart(
@@ -182,12 +169,10 @@ kl_per_token | Divergence | KL, nats per token, log | KL
         caption="Of tokens that are not stale. Up to the limit it is rounding; above it an engine"
         " or a worker is wrong.",
         curves=(
-            Curve(label="worst worker", value=_of_mismatch("worst_gap_nats"), ink="ink-2"),
-            Curve(label="99th percentile", value=_of_mismatch("gap_p99_nats"), ink="ink-soft"),
-            Curve(label="mean", value=_of_mismatch("gap_nats")),
-            Curve(
-                label="limit", value=_of_mismatch("limit_nats"), ink="ink-limit", style="reference"
-            ),
+            Curve("worst worker", _of_mismatch("worst_gap_nats"), ink="ink-2"),
+            Curve("99th percentile", _of_mismatch("gap_p99_nats"), ink="ink-soft"),
+            Curve("mean", _of_mismatch("gap_nats")),
+            Curve("limit", _of_mismatch("limit_nats"), "ink-limit", "reference"),
         ),
         low=None,
         is_log=True,
@@ -199,8 +184,8 @@ kl_per_token | Divergence | KL, nats per token, log | KL
         unit="trajectories",
         caption="With an empty buffer the learner waits; in a full buffer data becomes old.",
         curves=(
-            Curve(label="in flight", value=lambda step: step.in_flight, ink="ink-2", style="thin"),
-            Curve(label="buffered", value=lambda step: step.buffered, style="thin"),
+            Curve("in flight", lambda step: step.in_flight, "ink-2", "thin"),
+            Curve("buffered", lambda step: step.buffered, style="thin"),
         ),
         is_whole=True,
     ),
@@ -295,12 +280,12 @@ def _rate(run: VCPORun) -> Chart:
         f" safe. The base rate is {compact(run.spec.optimizer.learning_rate)}.",
         curves=(
             Curve(
-                label="effective",
-                value=lambda step: step.effective_rate.share if step.effective_rate else None,
+                "effective",
+                lambda step: step.effective_rate.share if step.effective_rate else None,
                 is_noisy=True,
             ),
             *(
-                Curve(label=label, value=_of_update(name), ink=ink, style="thin")
+                Curve(label, partial(_number, name), ink, "thin")
                 for label, (name, ink) in factors.items()
             ),
         ),
@@ -317,16 +302,11 @@ def _lag(run: VCPORun) -> Chart:
         caption="Age of the trained tokens. The throttle lowers the lag limit; no token is older"
         " than maxPolicyLagSteps.",
         curves=(
-            Curve(label="max", value=lambda step: step.lag_max, ink="ink-2", style="thin"),
-            Curve(label="p50", value=lambda step: step.lag_p50, ink="ink-soft", style="thin"),
-            Curve(label="mean", value=lambda step: step.lag_mean),
-            Curve(label="lag limit", value=lambda step: step.lag_limit_steps, ink="ink-3"),
-            Curve(
-                label=f"most {allowed}",
-                value=lambda _: allowed,
-                ink="ink-limit",
-                style="reference",
-            ),
+            Curve("max", lambda step: step.lag_max, "ink-2", "thin"),
+            Curve("p50", lambda step: step.lag_p50, "ink-soft", "thin"),
+            Curve("mean", lambda step: step.lag_mean),
+            Curve("lag limit", lambda step: step.lag_limit_steps, "ink-3"),
+            Curve(f"most {allowed}", lambda _: allowed, "ink-limit", "reference"),
         ),
         is_whole=True,
     )
@@ -438,7 +418,7 @@ def _curves(chart: Chart, steps: Sequence[StepRecord]) -> Iterable[Curve]:
     if (entries := chart.by_name) is not None:
         names = sorted({name for step in steps for name in entries(step)})
         for name, ink in zip(names, cycle(_INKS), strict=False):
-            yield Curve(label=name, value=partial(_entry, chart, name), ink=ink)
+            yield Curve(name, partial(_entry, chart, name), ink=ink)
 
 
 def _entry(chart: Chart, name: str, step: StepRecord) -> float | None:
@@ -501,19 +481,12 @@ def _cells(steps: Sequence[StepRecord], rows: int) -> dict[str, Any]:
     columns = (_column(step.ess_by_lag.get(str(lag)) for step in steps) for lag in lags)
     return {
         "table": "steps",
-        "categories": [_bucket_label(lag) for lag in lags],
+        "categories": [f"{lag}+" if lag > 1 else str(lag) for lag in lags],
         "cells": [
             [None if cell is None else round(cell, 2) for cell in _thinned(column, rows)["low"]]
             for column in columns
         ],
     }
-
-
-def _bucket_label(lag: int) -> str:
-    later = [each for each in LAG_BUCKETS if each > lag]
-    if not later:
-        return f"{lag}+"
-    return str(lag) if later[0] == lag + 1 else f"{lag}-{later[0] - 1}"
 
 
 def _short(value: float | None) -> float | None:

@@ -19,6 +19,7 @@ from markupsafe import Markup
 from vcpo.algo.advantage import BaselineScope
 from vcpo.api import run_to_yaml
 from vcpo.api.algorithm import Algorithm
+from vcpo.records.samples import write_whole
 from vcpo.report.charts import main_charts, page_data, sections
 from vcpo.report.numbers import compact, decimal, finite, mean, whole
 from vcpo.report.outcome import chance_text, left_out, resume_command
@@ -40,17 +41,7 @@ SCRIPTS = (
 
 def write_report(run_dir: Path) -> Path:
     """Write `report.html` from a run directory's records; an older one is replaced atomically."""
-    return write_page(run_dir / REPORT_FILE, render_report(read_run(run_dir)))
-
-
-def write_page(path: Path, page: str) -> Path:
-    """Write a page; an older one is replaced atomically."""
-    unfinished = path.with_name(f"{path.name}.tmp")
-    try:
-        unfinished.write_text(page, encoding="utf-8")
-        return unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    return write_whole(run_dir / REPORT_FILE, render_report(read_run(run_dir)))
 
 
 def render_report(recorded: RecordedRun, *others: RecordedRun) -> str:

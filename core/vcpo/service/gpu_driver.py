@@ -38,7 +38,7 @@ def cuda_version() -> int | None:
 
 
 def driver_problem(driver: str | None, cuda: int | None) -> str | None:
-    """Return why GPUs cannot be used with this driver, and the cure; None if they can."""
+    """Return why GPUs cannot be used with this driver, and the fix; None if they can."""
     least = _LEAST_DRIVERS.get(cuda or 0)
     if driver is None or least is None or int(driver.partition(".")[0]) >= least:
         return None

@@ -50,7 +50,7 @@ _DEQUANTIZING: Final[Mapping[str, str]] = MappingProxyType(
 def config_problem(
     config: Mapping[str, Any], name: str, *, is_known: bool, trust_remote_code: bool
 ) -> FieldProblem | None:
-    """Return why a model cannot be the policy of a run, and the cure; None if it may be.
+    """Return why a model cannot be the policy of a run, and the fix; None if it may be.
 
     config: content of the model's `config.json`.
     name: of the model, as in the run file.

@@ -34,7 +34,7 @@ class LockHolder(StrEnum):
 
 
 class RunLockedError(OSError):
-    """Another process works in the run directory; the text names it and the cure."""
+    """Another process works in the run directory; the text names it and the fix."""
 
 
 @contextlib.contextmanager

@@ -45,7 +45,7 @@ def check_sinks(run: VCPORun) -> None:
 
 
 def sink_problems(run: VCPORun) -> Iterator[FieldProblem]:
-    """Yield each sink whose client or class is not installed here, with the cure.
+    """Yield each sink whose client or class is not installed here, with the fix.
 
     It imports the user's own classes.
     """

@@ -150,6 +150,6 @@ def _calibration_event(record: StepRecord, *, is_stale: bool) -> tuple[str, str]
         f"step {record.step}: no token of the learner's own version has arrived for"
         f" {record.calibration_age_steps} steps. The on-policy ESS ratio stays at"
         f" {record.on_policy_ess_ratio:.2f} and becomes uncertain, because responses take longer"
-        " than a step. Cure: lower sampling.maxNewTokens, add workers, or set"
+        " than a step. Fix: lower sampling.maxNewTokens, add workers, or set"
         " algorithm.onPolicyEssRatio"
     )

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+import vcpo as package
 from tests.fixtures.disk_limits import files_of_at_most
 from tests.fixtures.models import write_model
 from tests.fixtures.records import STEP
@@ -77,8 +78,16 @@ class TestHelp:
     def test_no_command_at_all_is_answered_with_help(self):
         assert "vcpo validate run.yaml" in vcpo().output
 
+    def test_the_version_is_that_of_the_package(self):
+        assert vcpo("--version").stdout == f"vcpo {package.__version__}\n"
+
 
 class TestValidate:
+    def test_a_further_file_lies_over_the_first(self, run_file, tmp_path):
+        (tmp_path / "more.yaml").write_text("spec: {algorithm: {maxPolicyLagSteps: 5}}")
+        checked = vcpo("validate", run_file, tmp_path / "more.yaml")
+        assert "lag at most 5 versions" in checked.stdout
+
     def test_fields_can_be_set_beside_the_file(self, run_file):
         checked = vcpo("validate", run_file, "--set", "algorithm.maxPolicyLagSteps=3")
         assert "lag at most 3 versions" in checked.stdout
@@ -320,7 +329,9 @@ async def test_the_files_of_a_new_task_are_a_run_and_pass_their_own_test(tmp_pat
     made = vcpo("init", "word_sums", "--folder", folder, "--model", TINY)
     assert made.exit_code == 0
     names = ["word_sums.yaml", "word_sums.py", "test_word_sums.py", "word_sums.jsonl"]
-    assert made.stdout.split() == [str(folder / name) for name in names]
+    *written, then = made.stdout.splitlines()
+    assert written == [str(folder / name) for name in names]
+    assert then.endswith(f"then: vcpo try {folder / 'word_sums.yaml'}")
     monkeypatch.setattr(sys, "path", [*sys.path])
     run = with_local_paths(load_run(folder / names[0]), folder / names[0])
     assert (run.metadata.name, run.spec.model.name) == ("word-sums", str(TINY))

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from tests.fixtures.samples import make_sample
-from vcpo.algo.methods import Method
 from vcpo.api import run_to_yaml
 from vcpo.api.algorithm import Algorithm
 from vcpo.records.journal import Journal, Metrics
@@ -163,13 +162,6 @@ def test_a_second_report_replaces_the_first_and_leaves_nothing_beside_it(run, tm
     (tmp_path / "spec.yaml").write_text(run_to_yaml(run))
     assert write_report(tmp_path) == write_report(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["report.html", "spec.yaml"]
-
-
-@pytest.mark.parametrize("method", list(Method))
-def test_every_preset_names_its_stages_in_words(method):
-    stages = dict(recipe(Algorithm.model_validate({"method": method.value})))
-    assert {"method", "aggregation", "baseline", "learning-rate rule"} <= set(stages)
-    assert all(value and "None" not in value for value in stages.values())
 
 
 def head_of(run, metrics, events=(), **more):

@@ -27,7 +27,7 @@ def _version(distribution: str) -> str | None:
 def gpu_problems(run: VCPORun) -> Iterator[FieldProblem]:
     """Yield a problem if this machine has GPUs, but too few for the ranks or for a worker.
 
-    It names the field, both numbers and the cure.
+    It names the field, both numbers and the fix.
     """
     learner, groups = run.spec.learner, run.spec.rollouts
     largest = max(range(len(groups)), key=lambda index: groups[index].tensor_parallel_size)

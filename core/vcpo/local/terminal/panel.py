@@ -70,8 +70,10 @@ class RunPanel:
             return Panel(Group(*events), border_style="dim")
         numbers = _numbers(view, sparkline(self._rewards), sparkline(self._ess_ratios, low=0.0))
         verdict, *others = view.judgements
+        is_too_old = view.signals.age_s >= SIGNALS_MAX_AGE_S  # nobody steers the run any more
+        old = "bold red" if is_too_old else "bold yellow"
         notices = [
-            *(Text(age, style=age_style(view)) for age in age_notices(view)),
+            *(Text(age, style=old) for age in age_notices(view)),
             *(Text(wait, style="bold") for wait in drain_notices(view)),
             *map(_judgement_text, others),
         ]
@@ -118,12 +120,6 @@ def _bar(value: float | None, bottom: float, span: float) -> str:
     return _BLOCKS[min(len(_BLOCKS) - 1, max(0, int(share * len(_BLOCKS))))]
 
 
-def age_style(view: RunView) -> str:
-    """Return yellow; red from the age at which nobody steers the run any more."""
-    is_too_old = view.signals.age_s >= SIGNALS_MAX_AGE_S
-    return "bold red" if is_too_old else "bold yellow"
-
-
 def _progress(view: RunView) -> Table:
     step = view.signals.step
     row = Table.grid(padding=(0, 1), expand=True)
@@ -153,7 +149,10 @@ def _numbers(view: RunView, rewards: str, ess_ratios: str) -> Table:
 
 def numbers_of(view: RunView) -> dict[str, tuple[str, str]]:
     """Return the numbers of a run by label, each with its style."""
-    signals = view.signals
+    signals, most_lag = view.signals, view.max_policy_lag_steps
+    limit = signals.lag_limit_steps
+    lag_max = signals.last.lag_max if signals.last else 0
+    backoff = signals.last.learning_rate_backoff if signals.last else 1.0
     on_policy = of_last_step(view, "on_policy_ess_ratio", ".2f")
     equal = of_last_step(view, "equal_groups_ratio", ".0%")
     level, score = signals.warning_level or "", of_last_step(view, "warning_score", ".2f")
@@ -162,9 +161,9 @@ def numbers_of(view: RunView) -> dict[str, tuple[str, str]]:
         "reward": (of_last_step(view, "reward_mean", ".3f"), "bold"),
         "held out": (decimal(signals.accuracy, ".3f"), "bold"),
         "ess": (f"{of_last_step(view, 'ess_ratio', '.2f')} of {on_policy}", ess_style(view)),
-        "lag": (lag_text(view), "bold red" if view.is_lag_broken else ""),
-        "lr": (rate_text(view), rate_style(view)),
-        "lag limit": (str(signals.lag_limit_steps), "yellow" if view.is_throttled else ""),
+        "lag": (lag_text(view), "bold red" if lag_max > most_lag else ""),
+        "lr": (rate_text(view), "yellow" if backoff < 1.0 else ""),
+        "lag limit": (f"{limit}", "yellow" if limit < most_lag else ""),
         "warning": (f"{level} {score}", WARNING_STYLES.get(level, "")),
         "workers": (
             f"{view.workers_ready} of {view.workers_desired}",
@@ -189,13 +188,7 @@ def rate_text(view: RunView) -> str:
     if scale != "ESS" and 0.0 < rate.scale < 1.0 and step <= _RAMP_STEPS:  # it doubles each step
         full = step + math.ceil(-math.log2(rate.scale))
         return f"{rate.rate:.3g} (begins low: x{rate.scale:.2g}, full by about step {full})"
-    return rate.text(scale)
-
-
-def rate_style(view: RunView) -> str:
-    """Return yellow once warnings or rollbacks have lowered the learning rate."""
-    last = view.signals.last
-    return "yellow" if last is not None and last.learning_rate_backoff < 1.0 else ""
+    return str(rate).replace("scale", scale)
 
 
 def ess_style(view: RunView) -> str:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from dataclasses import dataclass
-from pathlib import Path
 
 from vcpo.api import VCPORun
 from vcpo.control.limits import ChangeKind
 from vcpo.control.signals import RunSignals
-from vcpo.judgement import Evidence, Judgement, judgements, recorded_phase
-from vcpo.records.journal import EventRecord, EventTail, read_events, read_metrics
+from vcpo.judgement import Evidence, Judgement, judgements
+from vcpo.records.journal import EventRecord, EventTail
 from vcpo.report.numbers import decimal, duration, whole
 from vcpo.report.recorded_run import recorded_signals
 
@@ -53,15 +52,6 @@ class RunView:
         return remaining / signals.consumed_per_s if signals.consumed_per_s > 0 else None
 
     @property
-    def is_throttled(self) -> bool:
-        return self.signals.lag_limit_steps < self.max_policy_lag_steps
-
-    @property
-    def is_lag_broken(self) -> bool:
-        last = self.signals.last
-        return last is not None and last.lag_max > self.max_policy_lag_steps
-
-    @property
     def judgements(self) -> tuple[Judgement, ...]:
         return judgements(Evidence(spec=self.run.spec, signals=self.signals, phase=self.phase))
 
@@ -89,24 +79,6 @@ def run_view(
         signals=signals or recorded_signals(run),
         workers_desired=workers_desired,
         elapsed_s=elapsed_s,
-    )
-
-
-def ended_view(run: VCPORun, run_dir: Path, *, now_s: float) -> RunView:
-    """Return the state of a run that is over, from its records; its phase says how it ended.
-
-    now_s: Unix time.
-    """
-    records = read_metrics(run_dir)
-    phase = recorded_phase(run.spec, records, read_events(run_dir), is_at_work=False)
-    times = [step.time_unix_s for step in records.steps] or [now_s]
-    times += [each.time_unix_s for each in records.evaluations]
-    return RunView(
-        run=run,
-        phase=phase,
-        signals=recorded_signals(run, records, now_s),
-        workers_desired=0,
-        elapsed_s=max(times) - min(times),
     )
 
 

@@ -95,6 +95,10 @@ class Ending(IntEnum):
     """All steps were taken, and the reward collapsed and did not recover."""
     INTERRUPTED = 130
 
+    @property
+    def phase(self) -> str:
+        return "no update" if self is Ending.COMPLETE_WITHOUT_UPDATE else self.name.lower()
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOutcome:
@@ -133,7 +137,7 @@ def end_lines(recorded: RecordedRun, ending: Ending, report: Path | None) -> Ite
     metrics, at = recorded.metrics, ""
     if ending in {Ending.INTERRUPTED, Ending.FAILED}:
         at = f" at step {whole(recorded.last_step)}"
-    yield f"{ending.name.lower().replace('_', ' ')}{at}"
+    yield f"{ending.phase}{at}"
     if held_out := held_out_text(metrics):
         chance = chance_text(metrics)
         yield f"held-out reward  {held_out}{chance and f' ({chance})'}"
