@@ -20,7 +20,7 @@ from vcpo_learner.clock import Clock
 from vcpo_learner.ledger.lease import Lease, Purpose, SubmitOutcome
 from vcpo_learner.ledger.lease_book import LeaseBook
 
-_PROMPTS_SHOWN: Final = 3
+_PROMPTS_SHOWN: Final = 8
 """Prompts with a response in the result."""
 
 
