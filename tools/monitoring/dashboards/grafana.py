@@ -7,46 +7,36 @@ because the series of a local run have no namespace.
 from __future__ import annotations
 
 import json
-import string
-from collections.abc import Callable
-from typing import Final, NamedTuple, TypeAlias
-
-from grafana_foundation_sdk.builders import (
-    common,
-    heatmap,
-    prometheus,
-    stat,
-    statetimeline,
-    table,
-    timeseries,
-)
-from grafana_foundation_sdk.builders import dashboard as builders
-from grafana_foundation_sdk.cog.encoder import JSONEncoder
-from grafana_foundation_sdk.models import common as options
-from grafana_foundation_sdk.models import dashboard as models
-from grafana_foundation_sdk.models.heatmap import HeatmapColorMode
-from grafana_foundation_sdk.models.prometheus import PromQueryFormat
+from collections.abc import Iterator, Sequence
+from string import ascii_uppercase
+from typing import Any, Final, NamedTuple
 
 from tools.monitoring.dashboards.board import (
     COLUMNS,
     INSTANT,
     STATES,
+    Band,
     Board,
     Color,
     Kind,
     Panel,
-    Query,
     Role,
 )
 from tools.monitoring.dashboards.promql import OPERATOR, RUN, RUNS, increase, selector, value
 
-_SOURCE: Final = models.DataSourceRef(type_val="prometheus", uid="${datasource}")
+_Json = dict[str, Any]
+_SOURCE: Final = {"type": "prometheus", "uid": "${datasource}"}
 _STEP: Final = "30s"
 """Least time between two points of a mark."""
-
+_HEIGHT: Final = 8
 _OVERLAID: Final = frozenset({Kind.LINES, Kind.STACK, Kind.EVENTS, Kind.STATES})
 """Kinds whose series name their run, as several runs may be chosen."""
-_FORMATS: Final = {Kind.HEATMAP: PromQueryFormat.HEATMAP, Kind.TABLE: PromQueryFormat.TABLE}
+_FORMATS: Final = {Kind.HEATMAP: "heatmap", Kind.TABLE: "table"}
+_TYPES: Final = {
+    **dict.fromkeys((Kind.LINES, Kind.STACK, Kind.EVENTS), "timeseries"),
+    Kind.STATES: "state-timeline",
+}
+"""Grafana's name of a kind, where it is another."""
 
 
 class Mark(NamedTuple):
@@ -96,232 +86,194 @@ _ROLE_STYLES: Final[dict[Role, tuple[tuple[str, object], ...]]] = {
         _UNFILLED,
         ("custom.lineWidth", 1),
         ("custom.stacking", {"mode": "none", "group": "A"}),
-        ("color", {"mode": "fixed", "fixedColor": Color.BAD.value}),
+        ("color", {"mode": "fixed", "fixedColor": Color.BAD}),
     ),
 }
-
-
-def _time_series(panel: Panel) -> timeseries.Panel:
-    builder = (
-        timeseries.Panel()
-        .line_width(2)
-        .fill_opacity(8)
-        .show_points(options.VisibilityMode.NEVER)
-        .tooltip(
-            common.VizTooltipOptions()
-            .mode(options.TooltipDisplayMode.MULTI)
-            .sort(options.SortOrder.DESCENDING)
-        )
-        .legend(
-            common.VizLegendOptions()
-            .display_mode(options.LegendDisplayMode.LIST)
-            .placement(options.LegendPlacement.BOTTOM)
-            .show_legend(True)
-            .calcs(["lastNotNull"])
-        )
-    )
-    if panel.kind is Kind.STACK:
-        stack = common.StackingConfig().mode(options.StackingMode.NORMAL).group("A")
-        builder.stacking(stack).fill_opacity(60).line_width(0)
-    if panel.kind is Kind.EVENTS:
-        builder.draw_style(options.GraphDrawStyle.BARS).fill_opacity(80).line_width(0)
-        builder.max_data_points(_POINTS_OF_COUNTS)
-    if panel.is_logarithmic:
-        logarithm = common.ScaleDistributionConfig().type(options.ScaleDistribution.LOG).log(10)
-        builder.scale_distribution(logarithm)
-    if panel.bands:
-        style = common.GraphThresholdsStyleConfig()
-        builder.thresholds_style(style.mode(options.GraphThresholdsStyleMode.DASHED_AND_AREA))
-    for letter, query in zip(string.ascii_uppercase, panel.queries, strict=False):
-        if properties := _ROLE_STYLES.get(query.role):
-            builder.override_by_query(letter, _properties(properties))
-    return builder
-
-
-def _properties(pairs: tuple[tuple[str, object], ...]) -> list[models.DynamicConfigValue]:
-    return [models.DynamicConfigValue(id_val=name, value=each) for name, each in pairs]
-
-
-def _heat_map(_: Panel) -> heatmap.Panel:
-    color = heatmap.HeatmapColorOptions().mode(HeatmapColorMode.SCHEME).scheme("Oranges")
-    return (
-        heatmap.Panel()
-        .calculate(False)
-        .color(color.exponent(0.5).steps(64))
-        .cell_gap(1)
-        .filter_values(heatmap.FilterValueRange().le(1e-9))
-        .max_data_points(_POINTS_OF_COUNTS)
-    )
-
-
-def _statistic(_: Panel) -> stat.Panel:
-    return (
-        stat.Panel()
-        .text_mode(options.BigValueTextMode.VALUE_AND_NAME)
-        .color_mode(options.BigValueColorMode.VALUE)
-        .graph_mode(options.BigValueGraphMode.NONE)
-        .reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
-    )
-
-
-def _table_of(panel: Panel) -> table.Panel:
-    """Return a table with a row per set of labels and the queries' values as columns.
-
-    A query without a legend has no column of values; its labels are columns like those of others.
-    """
-    names = {
-        f"Value #{letter}": query.legend
-        for letter, query in zip(string.ascii_uppercase, panel.queries, strict=False)
-    }
-    hidden = {"Time": True} | {name: True for name, legend in names.items() if not legend}
-    renamed = {name: legend for name, legend in names.items() if legend}
-    builder = (
-        table.Panel()
-        .with_transformation(models.DataTransformerConfig(id_val="merge", options={}))
-        .with_transformation(
-            models.DataTransformerConfig(
-                id_val="organize", options={"excludeByName": hidden, "renameByName": renamed}
-            )
-        )
-    )
-    builder.override_by_name("run", _properties((("links", [_RUN_LINK]),)))
-    for query in panel.queries:
-        if query.unit is not None:
-            builder.override_by_name(query.legend, _properties((("unit", query.unit.value),)))
-        if query.bands:
-            steps = [{"value": band.start, "color": band.color.value} for band in query.bands]
-            colored = (("thresholds", {"mode": "absolute", "steps": steps}), _COLORED)
-            builder.override_by_name(query.legend, _properties(colored))
-        if query.words is not None:
-            mappings = [_mapping(*each) for each in enumerate(query.words.colors.items())]
-            words = _properties((("mappings", mappings), _COLORED))
-            builder.override_by_name(query.words.label, words)
-    return builder
-
-
-def _mapping(place: int, word: tuple[str, Color]) -> dict[str, object]:
-    result = {"color": word[1].value, "index": place}
-    return {"type": "regex", "options": {"pattern": f"({word[0]})", "result": result}}
-
-
-def _state_timeline(_: Panel) -> statetimeline.Panel:
-    texts = {
-        str(state): models.ValueMappingResult(text=text, color=color)
-        for state, (text, color) in STATES.items()
-    }
-    return (
-        statetimeline.Panel()
-        .mappings([models.ValueMap(options=texts)])
-        .line_width(0)
-        .fill_opacity(80)
-        .legend(common.VizLegendOptions().show_legend(False))
-    )
-
-
-_PanelBuilder: TypeAlias = (
-    timeseries.Panel | heatmap.Panel | stat.Panel | table.Panel | statetimeline.Panel
-)
-_BUILDERS: Final[dict[Kind, Callable[[Panel], _PanelBuilder]]] = {
-    Kind.LINES: _time_series,
-    Kind.STACK: _time_series,
-    Kind.EVENTS: _time_series,
-    Kind.HEATMAP: _heat_map,
-    Kind.STAT: _statistic,
-    Kind.TABLE: _table_of,
-    Kind.STATES: _state_timeline,
+_LEGEND: Final = {"displayMode": "list", "placement": "bottom"}
+_LAST: Final = {"calcs": ["lastNotNull"]}
+_LINES: Final = {
+    "legend": {**_LEGEND, "showLegend": True, **_LAST},
+    "tooltip": {"mode": "multi", "sort": "desc"},
 }
-
-
-class _Annotation(models.AnnotationQuery):
-    """An annotation of Prometheus; the library's record lacks the text of its events."""
-
-    def __init__(self, mark: Mark) -> None:
-        super().__init__(
-            name=mark.name, datasource=_SOURCE, icon_color=mark.color, expr=mark.expression
-        )
-        self._title = mark.title
-
-    def to_json(self) -> dict[str, object]:
-        return {**super().to_json(), "titleFormat": self._title, "step": _STEP}
+_SHADES: Final = {"scheme": "Oranges", "fill": "", "exponent": 0.5, "steps": 64, "reverse": False}
+_HEATMAP: Final = {
+    "color": {**_SHADES, "mode": "scheme"},
+    "showValue": "auto",
+    "yAxis": {},
+    "legend": {"show": True},
+    "tooltip": {"mode": "single"},
+    "exemplars": {"color": "rgba(255,0,255,0.7)"},
+} | {"calculate": False, "filterValues": {"le": 1e-9}, "cellGap": 1, "selectionMode": "x"}
+_BARE: Final = {"graphMode": "none", "colorMode": "value", "justifyMode": "auto"}
+_NAMED: Final = {"textMode": "value_and_name", "wideLayout": True, "showPercentChange": False}
+_ENDS: Final = {"percentChangeColorMode": "standard", "orientation": "auto"}
+_BAR_LEGEND: Final = {"legend": {**_LEGEND, "showLegend": False, "calcs": []}}
+_BARS: Final = {"showValue": "auto", "rowHeight": 0.9} | _BAR_LEGEND
+_MERGED: Final = {"mergeValues": True, "alignValue": "left", "perPage": 20}
+_OPTIONS: Final[dict[Kind, _Json]] = {
+    **dict.fromkeys((Kind.LINES, Kind.STACK, Kind.EVENTS), _LINES),
+    Kind.HEATMAP: _HEATMAP,
+    Kind.STAT: {**_BARE, **_NAMED, "reduceOptions": _LAST, **_ENDS},
+    Kind.STATES: {**_BARS, "tooltip": {"mode": "single", "sort": "asc"}, **_MERGED},
+}
 
 
 def to_grafana(board: Board) -> str:
     """Return the dashboard's JSON, with a line break at its end."""
-    builder = (
-        builders.Dashboard(board.title)
-        .uid(board.uid)
-        .description(board.description)
-        .tags(list(board.tags))
-        .time("now-3h", "now")
-        .refresh("30s")
-        .timezone("browser")
-        .tooltip(models.DashboardCursorSync.CROSSHAIR)
-        .link(
-            builders.DashboardLink("VCPO")
-            .type(models.DashboardLinkType.DASHBOARDS)
-            .tags(["vcpo"])
-            .include_vars(True)
-            .keep_time(True)
-        )
-        .variables(list(_variables(board)))
-    )
+    link = {"title": "VCPO", "type": "dashboards", "icon": "", "tooltip": "", "tags": ["vcpo"]}
+    leads = {"asDropdown": False, "targetBlank": False, "includeVars": True, "keepTime": True}
+    events = [_annotation(mark) for mark in marks(board)]
+    lists = {"templating": {"list": list(_variables(board))}, "annotations": {"list": events}}
+    named = {"uid": board.uid, "title": board.title, "description": board.description}
+    shown = {"tags": list(board.tags), "timezone": "browser", "editable": True, "graphTooltip": 1}
+    times = {"time": {"from": "now-3h", "to": "now"}, "fiscalYearStartMonth": 0, "refresh": "30s"}
+    parts = {"panels": list(_panels(board)), "links": [link | leads]}
+    document = {"schemaVersion": 41, **lists, **named, **shown, **times, **parts}
+    return json.dumps(document, indent=2) + "\n"
+
+
+def _annotation(mark: Mark) -> _Json:
+    shown = {"enable": True, "iconColor": mark.color, "hide": False, "builtIn": 0}
+    asked = {"expr": mark.expression, "titleFormat": mark.title, "step": _STEP}
+    return {"name": mark.name, "datasource": _SOURCE, **shown, **asked}
+
+
+def _panels(board: Board) -> Iterator[_Json]:
+    """Yield the rows and their panels: two side by side, or one alone."""
+    top = 0
     for row in board.rows:
-        builder.with_row(builders.Row(row.question).id(row.id))
+        place = {"h": 1, "w": COLUMNS, "x": 0, "y": top}
+        head = {"type": "row", "collapsed": False, "id": row.id, "panels": []}
+        yield head | {"title": row.question, "gridPos": place}
+        top, left = top + 1, 0
         for panel in row.panels:
             is_alone = panel.kind is Kind.TABLE or len(row.panels) == 1
-            builder.with_panel(_panel(panel).span(COLUMNS if is_alone else COLUMNS // 2).height(8))
-    built = builder.build()
-    built.annotations = models.AnnotationContainer(
-        list_val=[_Annotation(mark) for mark in marks(board)]
-    )
-    return json.dumps(built, cls=JSONEncoder, indent=2) + "\n"
+            width = COLUMNS if is_alone else COLUMNS // 2
+            if left + width > COLUMNS:
+                top, left = top + _HEIGHT, 0
+            yield _panel(panel, {"h": _HEIGHT, "w": width, "x": left, "y": top})
+            left += width
+        top += _HEIGHT
 
 
-def _panel(panel: Panel) -> _PanelBuilder:
-    builder = _BUILDERS[panel.kind](panel)
-    builder.id(panel.id).title(panel.title).description(panel.text)
-    builder.datasource(_SOURCE).unit(panel.unit)
-    if panel.minimum is not None:
-        builder.min(panel.minimum)
-    if panel.maximum is not None:
-        builder.max(panel.maximum)
+def _panel(panel: Panel, place: _Json) -> _Json:
+    kind, targets = _TYPES.get(panel.kind, panel.kind), list(_targets(panel))
+    found: _Json = {"type": kind, "id": panel.id, "targets": targets, "title": panel.title}
+    found |= {"description": panel.text, "transparent": False, "datasource": _SOURCE}
+    found |= {"gridPos": place, "repeatDirection": "h"}
+    if panel.kind in {Kind.HEATMAP, Kind.EVENTS}:
+        found["maxDataPoints"] = _POINTS_OF_COUNTS
+    if panel.kind is Kind.TABLE:
+        found["transformations"] = _transformations(panel)
+    else:
+        found["options"] = _OPTIONS[panel.kind]
+    overrides = _column_styles(panel) if panel.kind is Kind.TABLE else _line_styles(panel)
+    return found | {"fieldConfig": {"defaults": _defaults(panel), "overrides": list(overrides)}}
+
+
+def _targets(panel: Panel) -> Iterator[_Json]:
+    is_instant = panel.kind in INSTANT
+    for letter, query in zip(ascii_uppercase, panel.queries, strict=False):
+        is_overlaid = panel.kind in _OVERLAID and "$run" in query.expression
+        legend = f"{query.legend} {{{{run}}}}" if is_overlaid else query.legend
+        asked = {"expr": query.expression, "refId": letter, "instant": is_instant}
+        shape = {"range": not is_instant, "format": _FORMATS.get(panel.kind, "time_series")}
+        yield {**asked, **shape, "legendFormat": legend, "datasource": _SOURCE}
+
+
+def _defaults(panel: Panel) -> _Json:
+    """Return the unit, ends, colours and lines of a panel."""
+    ends = {"min": panel.minimum, "max": panel.maximum}
+    found: _Json = {"unit": panel.unit}
+    found |= {name: end for name, end in ends.items() if end is not None}
     if panel.bands:
-        steps = [models.Threshold(value=band.start, color=band.color) for band in panel.bands]
-        absolute = builders.ThresholdsConfig().mode(models.ThresholdsMode.ABSOLUTE)
-        builder.thresholds(absolute.steps(steps))
-    for letter, query in zip(string.ascii_uppercase, panel.queries, strict=False):
-        builder.with_target(_target(panel.kind, letter, query))
-    return builder
+        found["thresholds"] = _thresholds(panel.bands)
+    if panel.kind is Kind.STATES:
+        texts = {
+            str(state): {"text": text, "color": color} for state, (text, color) in STATES.items()
+        }
+        found["mappings"] = [{"type": "value", "options": texts}]
+        found["custom"] = {"lineWidth": 0, "fillOpacity": 80}
+    elif panel.kind in _OVERLAID:
+        found["custom"] = _custom(panel)
+    return found
 
 
-def _target(kind: Kind, letter: str, query: Query) -> prometheus.Dataquery:
-    target = prometheus.Dataquery().datasource(_SOURCE).ref_id(letter).expr(query.expression)
-    legend = query.legend
-    if kind in _OVERLAID and "$run" in query.expression:
-        legend = f"{legend} {{{{run}}}}"
-    target.format(_FORMATS.get(kind, PromQueryFormat.TIME_SERIES)).legend_format(legend)
-    return target.instant() if kind in INSTANT else target.range()
+def _custom(panel: Panel) -> _Json:
+    """Return how a time series is drawn."""
+    width, opacity = {Kind.STACK: (0, 60), Kind.EVENTS: (0, 80)}.get(panel.kind, (2, 8))
+    found: _Json = {"drawStyle": "bars"} if panel.kind is Kind.EVENTS else {}
+    if panel.bands:
+        found["thresholdsStyle"] = {"mode": "dashed+area"}
+    found |= {"lineWidth": width, "fillOpacity": opacity, "showPoints": "never"}
+    if panel.is_logarithmic:
+        found["scaleDistribution"] = {"type": "log", "log": 10}
+    if panel.kind is Kind.STACK:
+        found["stacking"] = {"mode": "normal", "group": "A"}
+    return found
 
 
-def _variables(board: Board) -> list[builders.DatasourceVariable | builders.QueryVariable]:
-    source = builders.DatasourceVariable("datasource").label("data source").type("prometheus")
-    everything = models.VariableOption(selected=True, text="All", value="$__all")
-    cluster = _label_values("cluster", "vcpo_build_info")
-    namespace = _label_values("namespace", 'vcpo_run_info{cluster=~"$cluster"}')
-    choices = [
-        each.include_all(True).all_value(".*").current(everything) for each in (cluster, namespace)
-    ]
+def _thresholds(bands: Sequence[Band]) -> _Json:
+    steps = [{"value": band.start, "color": band.color} for band in bands]
+    return {"mode": "absolute", "steps": steps}
+
+
+def _override(matcher: str, name: str, *properties: tuple[str, object]) -> _Json:
+    found = [{"id": each, "value": content} for each, content in properties]
+    return {"matcher": {"id": matcher, "options": name}, "properties": found}
+
+
+def _line_styles(panel: Panel) -> Iterator[_Json]:
+    for letter, query in zip(ascii_uppercase, panel.queries, strict=False):
+        if properties := _ROLE_STYLES.get(query.role):
+            yield _override("byFrameRefID", letter, *properties)
+
+
+def _transformations(panel: Panel) -> list[_Json]:
+    """Make a row per set of labels, with the queries' values as columns.
+
+    A query without a legend has no column of values; its labels are columns like those of others.
+    """
+    queries = zip(ascii_uppercase, panel.queries, strict=False)
+    names = {f"Value #{letter}": query.legend for letter, query in queries}
+    hidden = {"Time": True} | {name: True for name, legend in names.items() if not legend}
+    renamed = {name: legend for name, legend in names.items() if legend}
+    organized = {"excludeByName": hidden, "renameByName": renamed}
+    return [{"id": "merge", "options": {}}, {"id": "organize", "options": organized}]
+
+
+def _column_styles(panel: Panel) -> Iterator[_Json]:
+    yield _override("byName", "run", ("links", [_RUN_LINK]))
+    for query in panel.queries:
+        if query.unit is not None:
+            yield _override("byName", query.legend, ("unit", query.unit))
+        if query.bands:
+            colors = ("thresholds", _thresholds(query.bands))
+            yield _override("byName", query.legend, colors, _COLORED)
+        if query.words is not None:
+            words = [_mapping(*each) for each in enumerate(query.words.colors.items())]
+            yield _override("byName", query.words.label, ("mappings", words), _COLORED)
+
+
+def _mapping(place: int, word: tuple[str, Color]) -> _Json:
+    result = {"color": word[1], "index": place}
+    return {"type": "regex", "options": {"pattern": f"({word[0]})", "result": result}}
+
+
+def _variables(board: Board) -> Iterator[_Json]:
+    tail = {"auto": False, "auto_min": "10s", "auto_count": 30}
+    head: _Json = {"type": "datasource", "name": "datasource", "label": "data source"}
+    lists = {"multi": False, "allowCustomValue": True, "includeAll": False}
+    yield {**head, "skipUrlSync": False, "query": "prometheus", **lists, **tail}
+    everything = {"current": {"text": "All", "value": "$__all", "selected": True}}
+    series = {"cluster": "vcpo_build_info", "namespace": 'vcpo_run_info{cluster=~"$cluster"}'}
     if board.has_run:
-        choices.append(_label_values("run", f"vcpo_run_info{{{RUNS}}}").multi(True))
-    return [source, *choices]
-
-
-def _label_values(label: str, series: str) -> builders.QueryVariable:
-    return (
-        builders.QueryVariable(label)
-        .label(label)
-        .datasource(_SOURCE)
-        .query({"query": f"label_values({series}, {label})", "refId": label})
-        .refresh(models.VariableRefresh.ON_TIME_RANGE_CHANGED)
-        .sort(models.VariableSort.ALPHABETICAL_ASC)
-    )
+        series["run"] = f"vcpo_run_info{{{RUNS}}}"
+    for name, source in series.items():
+        is_run = name == "run"
+        query = {"query": f"label_values({source}, {name})", "refId": name}
+        head = {"type": "query", "name": name, "label": name, "skipUrlSync": False, "query": query}
+        chosen = {} if is_run else everything
+        many = {"multi": is_run, "allowCustomValue": True, "refresh": 2, "sort": 1}
+        all_values = {"includeAll": not is_run} | ({} if is_run else {"allValue": ".*"})
+        yield {**head, "datasource": _SOURCE, **chosen, **many, **all_values, **tail}
