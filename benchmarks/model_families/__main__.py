@@ -32,7 +32,6 @@ import transformers
 
 from benchmarks.model_families.families import FAMILIES, Family
 from benchmarks.model_families.judgement import judge_family
-from benchmarks.model_families.page import write_page
 from benchmarks.model_families.table import (
     COLUMNS,
     Row,
@@ -42,6 +41,7 @@ from benchmarks.model_families.table import (
     read,
     updated,
     worsened,
+    write_page,
 )
 
 PAGE: Final = Path(__file__).resolve().parent / "results.md"

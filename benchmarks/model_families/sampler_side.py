@@ -24,12 +24,7 @@ from vcpo.api.workloads import EngineName
 from vcpo.wire.trajectory import Trajectory
 from vcpo_learner.model.published_state import PublishedState
 from vcpo_learner.update.micro_batches import MicroBatchRunner
-from vcpo_rollout.engines.engine import (
-    Engine,
-    EngineError,
-    GenerationRequest,
-    PolicyWeights,
-)
+from vcpo_rollout.engines.engine import Engine, EngineError, GenerationRequest, PolicyWeights
 from vcpo_rollout.engines.factory import load_engine, plan_weights
 from vcpo_rollout.weights.postprocess import make_postprocessing
 

@@ -17,12 +17,11 @@ from collections.abc import Sequence
 import torch
 from transformers.utils.logging import disable_progress_bar
 
-from research.cells.ages import drawn_ages
 from research.cells.cell import Cell
 from research.cells.held_region import HeldRegion
 from research.cells.records import DIGITS, CellRecord, EvaluationRow, StepColumns
 from research.cells.sampling import CPU, Relay, Sampler, TaskPrompt
-from research.cells.versions import Versions
+from research.cells.versions import Versions, drawn_ages
 from vcpo.wire.trajectory import Trajectory
 from vcpo_learner.model.loading import hold_base_short, load_policy, pad_token_id, policy_tensors
 from vcpo_learner.update.policy_update import PolicyUpdate

@@ -1,12 +1,15 @@
-"""The last policy versions of a cell. The oldest one samples, so the lag is exact."""
+"""The last policy versions of a cell, and which of them samples what; the lag is exact."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
+from random import Random
 
 from torch import Tensor
+
+from research.study import Ages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -37,3 +40,16 @@ class Versions:
         It is `lag` versions before the newest, or the oldest one held.
         """
         return list(self._held)[max(0, len(self._held) - 1 - lag) :]
+
+
+def drawn_ages(ages: Ages | None, lag: int, *, seed: int, step: int, num_groups: int) -> list[int]:
+    """Return the age of each group of a batch, in policy versions, 0 to `lag`.
+
+    ages: None makes all of them as old as the lag. seed, step: the same ones draw the same ages.
+    """
+    if ages is None:
+        return [lag] * num_groups
+    random = Random(f"{seed}/ages/{step}")  # noqa: S311 - repeatable on purpose
+    num_draws = 1 if ages.drawn_for == "batch" else num_groups
+    drawn = [round(lag * random.choice(ages.shares)) for _ in range(num_draws)]
+    return drawn if num_draws == num_groups else drawn * num_groups

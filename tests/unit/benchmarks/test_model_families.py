@@ -8,7 +8,6 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from benchmarks.model_families.__main__ import main, summary
 from benchmarks.model_families.families import FAMILIES
-from benchmarks.model_families.page import write_page
 from benchmarks.model_families.table import (
     COLUMNS,
     NOT_RUN,
@@ -21,6 +20,7 @@ from benchmarks.model_families.table import (
     render,
     updated,
     worsened,
+    write_page,
 )
 
 BY_NAME = {column.name: column for column in COLUMNS}

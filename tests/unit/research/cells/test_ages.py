@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from research.cells.ages import drawn_ages
+from research.cells.versions import drawn_ages
 from research.study import Ages
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from research.cells.ages import drawn_ages
 from research.cells.cell import Cell
 from research.cells.experiment import Experiment, run_cell
+from research.cells.versions import drawn_ages
 from research.study import Ages
 from tests.unit.research.echo import Echo
 from vcpo.api import VCPORunSpec
