@@ -334,12 +334,15 @@ class Dispatcher:
             return []
         if self.failures.must_wait(request.worker_id):
             return []
-        return self._admission.grant(
+        leases = self._admission.grant(
             request,
             current,
             policy_version=self.policy_version,
             lag_limit_steps=self.lag_limit_steps,
         )
+        for lease in leases:
+            lease.held_version = min(request.held_policy_version, self.policy_version)
+        return leases
 
     def _holds_newest(self, request: WorkRequest) -> bool:
         is_ours = request.incarnation == self._incarnation
@@ -376,14 +379,18 @@ class Dispatcher:
     def _check_versions(
         self, lease_id: str, name: str, responses: Sequence[Trajectory | PartialResponse]
     ) -> None:
-        """Check that no token is labelled with a version that does not exist yet.
+        """Check that no token is labelled with a version that its worker cannot have had.
 
-        Nothing of a lease that is not open is accepted.
+        That is one to come, or one before what it held when it asked for the lease, unless it
+        resumes older tokens. Nothing of a lease that is not open is accepted.
         """
-        if self._book_of(lease_id).get(lease_id) is None:
+        if (lease := self._book_of(lease_id).get(lease_id)) is None:
             return
         for index, response in enumerate(responses):
-            newest = max(span.policy_version for span in response.version_spans)
-            if newest > self.policy_version:
-                field = f"{name}[{index}].version_spans"
+            field = f"{name}[{index}].version_spans"
+            versions = [span.policy_version for span in response.version_spans]
+            if (newest := max(versions)) > self.policy_version:
                 raise InvalidMessageError(field, newest, f"at most version {self.policy_version}")
+            if (oldest := min(versions)) < lease.oldest_version:
+                requirement = f"at least version {lease.oldest_version}, which the worker held"
+                raise InvalidMessageError(field, oldest, requirement)

@@ -87,6 +87,8 @@ class Lease:
     """Number in the group of each response that the worker is to submit."""
     policy_version: int = field(default=0, compare=False)
     """The learner's version at the grant."""
+    held_version: int = field(default=0, compare=False)
+    """Version that the worker held when it asked. It is not kept over a restart: no lease is."""
     expires_s: float = field(default=inf, compare=False)
     preempted: bool = field(default=False, compare=False)
     """Whether the worker is to interrupt the generation and release the lease."""
@@ -127,6 +129,12 @@ class Lease:
     def oldest_step_to_come(self) -> int:
         steps = (partial.oldest_step for partial in self.partial_responses)
         return min(steps, default=step_of(self.policy_version))
+
+    @property
+    def oldest_version(self) -> int:
+        """The oldest version that a token of a response may be of."""
+        spans = chain.from_iterable(each.version_spans for each in self.partial_responses)
+        return min([self.held_version, *(span.policy_version for span in spans)])
 
     def seed(self, run_seed: int) -> int:
         """Return the seed of the responses, 64 bits.

@@ -121,6 +121,12 @@ def test_a_collapse_rolls_back_whatever_the_warning_says():
     assert {need(policy, level) for level in WarningLevel} == {RollbackNeed.NONE}
 
 
+def test_after_two_rollbacks_a_run_goes_on_without():
+    policy = GuardPolicy(rolls_back_on_collapse=True)
+    needs = [need(policy, CRITICAL, has_collapsed=True, num_rollbacks=n) for n in range(4)]
+    assert needs == [RollbackNeed.DUE] * 2 + [RollbackNeed.USED_UP] * 2
+
+
 def test_a_warning_rolls_back_from_the_level_of_the_policy_on():
     policy = GuardPolicy(roll_back_from=CRITICAL)
     needs = [need(policy, level) for level in WarningLevel]

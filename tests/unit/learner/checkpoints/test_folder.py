@@ -63,10 +63,6 @@ def names(tmp_path):
     return sorted(path.name for path in tmp_path.iterdir())
 
 
-def test_there_is_nothing_to_resume_from_at_first(folder):
-    assert folder.load_newest() == (None, ())
-
-
 def newest(folder):
     """The newest checkpoint of a folder in which nothing is damaged."""
     found, damaged = folder.load_newest()
@@ -212,11 +208,6 @@ def test_a_stray_folder_is_never_taken_for_a_checkpoint(folder, tmp_path, stray)
     for step in (4, 5):
         save(folder, step)
     assert stray in names(tmp_path)
-
-
-def test_a_step_of_more_than_eight_digits_is_read_again(folder):
-    save(folder, 123_456_789)
-    assert newest(folder).step == 123_456_789
 
 
 def test_a_file_by_the_name_of_a_checkpoint_is_a_damaged_one(folder, tmp_path):

@@ -162,9 +162,16 @@ class TestSubmissions:
             fixture.submit(first, versions=(1, 2))
         assert fixture.ledger.counts().buffered == 0
 
+    async def test_a_token_older_than_what_its_worker_held_is_refused(self, fixture):
+        fixture.dispatcher.policy_version = 3
+        (lease,) = await lease_now(fixture, held=2, room=2)
+        with pytest.raises(InvalidMessageError, match="at least version 2, which the worker held"):
+            fixture.submit(lease, versions=(1, 3))
+        assert fixture.submit(lease, versions=(2, 3)) == ["accepted"] * 2
+
     async def test_a_lease_may_carry_tokens_of_later_steps_that_a_restart_has_undone(self, fixture):
         fixture.dispatcher.policy_version = 3
-        (begun,) = await lease_now(fixture, held=3, room=2)
+        (begun,) = await lease_now(fixture, held=2, room=2)
         fixture.dispatcher.release("w", [begun.lease_id], [make_partial_response(2, 3)])
         now = fixture.dispatcher.policy_version = version_of(restarts=1, step=1)
         (again,) = await lease_now(fixture, held=now, room=2)
@@ -175,7 +182,7 @@ class TestSubmissions:
 
     async def test_tokens_that_an_ended_lease_carried_are_late_and_no_fault(self, fixture):
         fixture.dispatcher.policy_version = 3
-        (begun,) = await lease_now(fixture, held=3, room=2)
+        (begun,) = await lease_now(fixture, held=2, room=2)
         partial = [make_partial_response(2, 3)]
         fixture.dispatcher.release("w", [begun.lease_id], partial)
         fixture.dispatcher.policy_version = 1

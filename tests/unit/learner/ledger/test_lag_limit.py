@@ -184,6 +184,7 @@ async def test_partial_responses_of_the_wider_limit_are_not_resumed(run):
     dispatcher.throttle(2)
     await run.step()
     (lease, *_) = await dispatcher.lease(work_request(held=13), wait_s=0)
+    lease.held_version = 9  # as if it had asked then
     dispatcher.release("w", [lease.lease_id], [make_partial_response(9, 13)])
     (again, *_) = await dispatcher.lease(work_request(held=13), wait_s=0)
     assert again.partial_responses == ()

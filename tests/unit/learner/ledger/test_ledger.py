@@ -117,12 +117,12 @@ def test_grants_stop_before_a_message_grows_too_large(ledger, monkeypatch):
 async def test_a_token_at_the_bound_may_still_be_trained_on_and_an_older_one_not():
     # Two batches are consumed and the lag limit is 1: the next may train on tokens of version 1.
     fixture = dispatcher_fixture()
+    old, young = await fixture.dispatcher.lease(work_request(room=4), wait_s=0)
     for version in (0, 1):
         for lease in fixture.ledger.grant("w", num_groups=2, policy_version=version):
             fixture.ledger.submit(lease.lease_id, make_trajectories(lease, versions=(version,)))
         assert fixture.ledger.take_batch(step=version, max_policy_lag_steps=1)
     fixture.dispatcher.policy_version = 2
-    old, young = await fixture.dispatcher.lease(work_request(held=2, room=4), wait_s=0)
     for partial, assignment in ((UNDER_WAY, old), (COMPLETE, young)):
         fixture.dispatcher.release("w", [assignment.lease_id], [partial])
     again = await fixture.dispatcher.lease(work_request(held=2, room=4), wait_s=0)

@@ -49,12 +49,6 @@ def test_the_first_response_under_an_id_is_the_one_that_stays(ledger):
     assert [one.reward for one in batch[0].trajectories] == [0.25, 1.0]
 
 
-def test_one_response_sent_twice_in_one_submission_counts_once(ledger):
-    (lease,) = grant(ledger, 1)
-    twice = [make_trajectory(lease.lease_id, 1)] * 2
-    assert ledger.submit(lease.lease_id, twice) == ["accepted", "duplicate"]
-
-
 def test_a_filter_drops_groups_of_equal_rewards_and_never_grants_their_prompts_again(clock):
     ledger = make_ledger(clock, group_filter=GroupFilter.DYNAMIC_SAMPLING)
     first, second = ledger.grant("w", num_groups=2, policy_version=0)
@@ -105,13 +99,6 @@ def test_fewer_prompts_are_leased_when_the_source_has_no_more(clock, notebook):
     assert ledger.counts().leased == 6
     submit_all(ledger, [first])
     assert prompts(grant(ledger, 5)) == [3]
-
-
-def test_requeued_prompts_are_granted_though_the_source_has_none(clock, notebook):
-    ledger = make_ledger(clock, prompt_source=notebook)
-    leases = grant(ledger, 3)
-    ledger.release("w", [leases[1].lease_id])
-    assert prompts(grant(ledger, 1)) == [1]
 
 
 def test_accepted_groups_survive_a_restart_bit_for_bit(ledger, clock):

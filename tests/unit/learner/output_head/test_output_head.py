@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from tests.unit.learner.output_head.heads import FORMS, VOCABULARY, case
-from vcpo_learner.output_head import trajectory_gradients
+from vcpo_learner.output_head import logit_tiles, trajectory_gradients
 from vcpo_learner.output_head.gradient_tiles import runs_of_tokens
 from vcpo_learner.output_head.logit_tiles import LogitForm, TileSize
 from vcpo_learner.output_head.own_rows import own_rows
@@ -277,3 +277,12 @@ def test_runs_hold_whole_trajectories_or_pieces_of_one():
         [(3, 8, 9, True)],
         [(5, 12, 14, True)],
     ]
+
+
+def test_a_processor_with_units_multiplies_as_bfloat16_and_only_in_the_block(monkeypatch):
+    matmul = torch.backends.mkldnn.matmul
+    before = matmul.fp32_precision
+    monkeypatch.setattr(logit_tiles, "has_units", lambda: True)
+    with logit_tiles.of_rounded_numbers():
+        assert matmul.fp32_precision == "bf16" != before
+    assert matmul.fp32_precision == before

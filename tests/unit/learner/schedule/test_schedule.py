@@ -241,11 +241,6 @@ def test_ranks_share_what_one_of_them_could_hold():
     assert micro_steps([10, 30, 10, 10], 2, UNLIMITED) == [[[0, 2, 3], [1]]]
 
 
-def test_a_rank_without_a_trajectory_is_idle_and_stays_in_step():
-    assert micro_steps([3, 3, 3], 4, UNLIMITED) == [[[0], [1], [2], []]]
-    assert micro_steps([], 4, UNLIMITED) == []
-
-
 @given(LENGTHS, RANKS, BUDGETS)
 def test_every_trajectory_is_in_one_micro_batch_within_the_budget(lengths, num_ranks, budget):
     steps = micro_steps(lengths, num_ranks, budget)
@@ -339,14 +334,6 @@ def test_one_rank_takes_whole_groups_shortest_first_while_they_fit(groups, traje
     for step, following in pairwise(steps):
         count = sum(len(groups[number]) for number in step.groups)
         assert count + len(groups[following.groups[0]]) > trajectories
-
-
-def test_replicas_that_are_done_wait_in_idle_micro_steps():
-    budget = MicroBatchBudget(trajectories=1)
-    first, second = group_micro_steps([[9], [1], [1], [1]], 2, 1, budget)
-    assert [step.groups for step in first] == [(0,), (), ()]
-    assert [step.groups for step in second] == [(1,), (2,), (3,)]
-    assert first[1].shards == ((),)
 
 
 def test_a_group_larger_than_all_shards_hold_goes_on_in_the_next_micro_step():

@@ -59,7 +59,7 @@ async def test_lag_is_observed_for_every_trajectory_at_the_version_it_was_traine
     gauges, fixture
 ):
     fixture.dispatcher.policy_version = 1
-    first, second, *_ = await fixture.dispatcher.lease(work_request(held=1), wait_s=0)
+    first, second, *_ = await fixture.dispatcher.lease(work_request(held=0), wait_s=0)
     fixture.submit(first, versions=(0, 1))
     fixture.submit(second, versions=(1, 1))
     groups = await fixture.dispatcher.next_batch()

@@ -128,7 +128,8 @@ async def test_groups_that_are_incomplete_after_a_restart_are_completed_without_
     later.training.resume()
     leased = await later.dispatcher.lease(later.request(room=8), wait_s=0)
     assert [given.num_trajectories for given in leased] == [1, 1]
-    later.accept(*leased)
+    for given in leased:
+        later.submit(given, versions=(later.dispatcher.policy_version,))
     assert later.dispatcher.ledger.counts().buffered == 8
 
 

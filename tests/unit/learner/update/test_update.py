@@ -142,18 +142,6 @@ def test_a_reward_that_the_states_foretell_is_no_advantage():
     assert abs(bad) < 0.05
 
 
-def test_no_gradient_reaches_the_policy():
-    states = [STATES[0].clone().requires_grad_()]
-    Critic(2, CPU).advantages(states, ON_POLICY, [1.0])
-    assert states[0].grad is None
-
-
-def test_responses_of_different_length_keep_their_rows():
-    states = [torch.ones(1, 2), torch.ones(3, 2)]
-    found = Critic(2, CPU).advantages(states, [torch.zeros(1), torch.zeros(3)], [0.25, 0.5])
-    assert as_lists(found) == [[0.25], [0.5, 0.5, 0.5]]
-
-
 def test_a_restored_critic_continues_like_the_saved_one():
     critic = Critic(2, CPU)
     critic.advantages(STATES, ON_POLICY, [1.0])
