@@ -80,9 +80,9 @@ async def _run_alone(options: Options, environment: RankEnvironment) -> RunPhase
         policy = await asyncio.to_thread(PolicyOnRanks.load, run.spec, environment)
         learner = _Learner(run, options, policy)
         if options.resume:
-            _LOGGER.info("resuming at step %d", learner.training.resume())
+            _LOGGER.info("resuming at step %d", learner.training.recovery.resume())
         else:
-            learner.training.require_unused()
+            learner.training.recovery.require_unused()
     followers = Followers()
     followers.start(run, options.run_file, options.run_dir)
     on_stop_request(learner.drain)

@@ -249,7 +249,7 @@ class Dispatcher:
         """
         while self.phase is RunPhase.RUNNING:
             self.failures.check()
-            self.ledger.check()
+            self.ledger.log.check()
             self._expire()
             batch = self.ledger.take_batch(
                 step=self.step,

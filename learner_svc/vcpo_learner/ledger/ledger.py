@@ -163,7 +163,8 @@ class TrajectoryLedger:
         self._max_attempts = max_attempts
         self._group_filter = group_filter
         self._source: PromptSource = prompt_source or SequentialPrompts()
-        self._log = log
+        self.log = log
+        """What the ledger's changes are kept in."""
         self._leased = self._consumed = 0
         self._dropped: Counter[str] = Counter()
         self._checked_for_late: object = None
@@ -172,20 +173,6 @@ class TrajectoryLedger:
     @property
     def step(self) -> int:
         return self._consumed // self._batch_size
-
-    @property
-    def is_stuck(self) -> bool:
-        return self._log.is_unwritable
-
-    async def wait_until_kept(self) -> None:
-        """Wait until every change so far outlives this process.
-
-        Raises: as `check`.
-        """
-        await self._log.wait_until_kept()
-
-    def check(self) -> None:
-        self._log.check()
 
     def counts(self) -> TrajectoryCounts:
         """Count all trajectories; accepted ones of an incomplete group count as buffered."""
@@ -222,7 +209,7 @@ class TrajectoryLedger:
         """
         leases: list[Lease] = []
         num_partial_tokens = 0
-        while len(leases) < num_groups and not self._log.is_unwritable:
+        while len(leases) < num_groups and not self.log.is_unwritable:
             if self.requeued:
                 prompt = self.requeued[0].without_tokens_before(oldest_step)
                 num_partial_tokens += prompt.num_partial_tokens
@@ -272,7 +259,7 @@ class TrajectoryLedger:
             return [self.leases.outcome_when_closed(lease_id)] * len(trajectories)
         outcomes = self._accept(lease, trajectories)
         if SubmitOutcome.ACCEPTED in outcomes:
-            self._log.append(_submission(lease_id, trajectories) if request is None else request)
+            self.log.append(_submission(lease_id, trajectories) if request is None else request)
         return outcomes
 
     def fail(self, lease_id: str, *, is_too_long: bool = False) -> None:
@@ -417,7 +404,7 @@ class TrajectoryLedger:
             next_group_number=self.leases.next_group_number,
             requeued=[lease_to_message(prompt) for prompt in self.requeued],
             open_leases=[lease_to_message(lease) for lease in self.leases.all()],
-            log_position=self._log.cut(self.step),
+            log_position=self.log.cut(self.step),
             accuracies=self.accuracies,
             lag_limit=None if self.lag_limit is None else limit_to_message(self.lag_limit),
             restarts=self.restarts,
@@ -459,7 +446,7 @@ class TrajectoryLedger:
 
     def _make(self, change: Change) -> None:
         self._apply(change)
-        self._log.append(change)
+        self.log.append(change)
 
     def _apply(self, change: Change) -> None:
         match change:

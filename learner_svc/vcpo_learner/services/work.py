@@ -118,7 +118,7 @@ class WorkService(work_pb2_grpc.WorkServiceServicer):
         outcomes = self._dispatcher.submit(
             request.worker_id, request.lease_id, trajectories, request
         )
-        await self._dispatcher.ledger.wait_until_kept()
+        await self._dispatcher.ledger.log.wait_until_kept()
         return work_pb2.SubmitResponse(
             outcomes=[_OUTCOMES[outcome] for outcome in outcomes],
             preempted_lease_ids=self._dispatcher.ledger.preempted_leases(request.worker_id),
@@ -132,7 +132,7 @@ class WorkService(work_pb2_grpc.WorkServiceServicer):
         partials = self._partial_responses(request)
         released = self._dispatcher.release(request.worker_id, request.lease_ids, partials)
         if partials:
-            await self._dispatcher.ledger.wait_until_kept()
+            await self._dispatcher.ledger.log.wait_until_kept()
         return work_pb2.ReleaseResponse(num_released=released)
 
     def _partial_responses(self, request: work_pb2.ReleaseRequest) -> list[PartialResponse]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from statistics import fmean
 from typing import Any
@@ -27,15 +26,12 @@ from vcpo_learner.update.batch_decision import tokens_by_lag
 
 def batch_fields(groups: Sequence[Lease], policy_version: int) -> dict[str, Any]:
     """Return the fields of `StepRecord` that describe a batch at a version."""
-    lag = lag_statistics(groups, policy_version)
     lengths = [len(group.trajectories[0].prompt_token_ids) for group in groups]
     responses = list(chain.from_iterable(group.trajectories for group in groups))
     sampled = sorted(one.num_sampled_tokens for one in responses)
     parts = sorted({name for one in responses for name in one.reward_parts})[:MAX_REWARD_PARTS]
     return {
-        "lag_mean": lag.mean,
-        "lag_p50": lag.p50,
-        "lag_max": lag.maximum,
+        **lag_fields(groups, policy_version),
         "cut_responses_ratio": fmean(one.finish_reason is FinishReason.LENGTH for one in responses),
         "equal_groups_ratio": fmean(
             len({one.reward for one in group.trajectories}) == 1 < len(group.trajectories)
@@ -52,17 +48,8 @@ def batch_fields(groups: Sequence[Lease], policy_version: int) -> dict[str, Any]
     }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LagStatistics:
-    """Statistics over the response tokens of a batch, in policy versions."""
-
-    mean: float
-    p50: int
-    maximum: int
-
-
-def lag_statistics(groups: Sequence[Lease], policy_version: int) -> LagStatistics:
-    """Return the ages of all response tokens of a batch at `policy_version`."""
+def lag_fields(groups: Sequence[Lease], policy_version: int) -> dict[str, float]:
+    """Return the fields about the ages of all response tokens of a batch, in steps."""
     trajectories = chain.from_iterable(group.trajectories for group in groups)
     tokens = tokens_by_lag(trajectories, policy_version)
     total = tokens.total()
@@ -73,7 +60,7 @@ def lag_statistics(groups: Sequence[Lease], policy_version: int) -> LagStatistic
             p50 = lag
             break
     mean = sum(lag * count for lag, count in tokens.items()) / total
-    return LagStatistics(mean=mean, p50=p50, maximum=max(tokens))
+    return {"lag_mean": mean, "lag_p50": p50, "lag_max": max(tokens)}
 
 
 def evaluation_samples(

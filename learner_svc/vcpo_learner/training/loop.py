@@ -149,12 +149,6 @@ class TrainingLoop:
             spec=spec, dispatcher=self.dispatcher, signals=self.signals, troubles=self.troubles
         )
 
-    def require_unused(self) -> None:
-        self.recovery.require_unused()
-
-    def resume(self) -> int:
-        return self.recovery.resume()
-
     async def run(self, drain_s: float) -> RunPhase:
         """Train until the last step, or until the run leaves the phase `RUNNING`; return the phase.
 
@@ -195,7 +189,7 @@ class TrainingLoop:
 
     async def _until_kept(self) -> None:
         """Wait until the log has this start: then no later one makes versions of its numbers."""
-        kept = asyncio.ensure_future(self.dispatcher.ledger.wait_until_kept())
+        kept = asyncio.ensure_future(self.log.wait_until_kept())
         while not kept.done() and self.dispatcher.phase is RunPhase.RUNNING:
             await asyncio.wait([kept], timeout=_POLL_S)
         kept.cancel()
@@ -329,7 +323,7 @@ class TrainingLoop:
     async def _finish(self, drain_s: float) -> None:
         """Evaluate the last version, or wait for work in flight if the run drains; then save."""
         await self.publication.join()
-        if (is_stuck := self.dispatcher.ledger.is_stuck) and self._evaluation is not None:
+        if (is_stuck := self.log.is_unwritable) and self._evaluation is not None:
             # The log holds up the answers that its workers wait for.
             self._evaluation.cancel()
             await asyncio.wait([self._evaluation])

@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import accumulate, chain
-from statistics import fmean
 from typing import Any, TypeVar
 
 import torch
@@ -192,11 +191,6 @@ def rewards_by_worker(trajectories: Iterable[Trajectory]) -> dict[str, list[floa
     for trajectory in trajectories:
         rewards.setdefault(trajectory.worker_id or "", []).append(trajectory.reward)
     return rewards
-
-
-def response_tokens_mean(trajectories: Sequence[Trajectory]) -> float:
-    """Return the mean number of sampled tokens."""
-    return fmean(trajectory.num_sampled_tokens for trajectory in trajectories)
 
 
 def mean_surprisal(trajectories: Sequence[Trajectory]) -> float | None:

@@ -64,7 +64,7 @@ def fresh_blocks(
         return ()
     sizes = [each.end - each.start for each in stretches]
     own = torch.cat([log_ratios[each.start : each.end] for each in stretches])
-    totals: list[float] = _sums(own, sizes).tolist()
+    totals: list[float] = segment_sums(own, to_device(torch.tensor(sizes), own.device)).tolist()
     kept = [each for each, total in zip(stretches, totals, strict=True) if total < math.inf]
     if not kept:
         return ()
@@ -117,10 +117,6 @@ def wanted_fresh_tokens(num_missing: int, batch_tokens: int) -> int:
     """Return the number of fresh tokens to score beside a batch that lacks so many fresh blocks."""
     missing = max(0, num_missing)
     return min(missing * FRESH_BLOCK_TOKENS, math.ceil(LARGEST_FRESH_SHARE * batch_tokens))
-
-
-def _sums(values: Tensor, sizes: Sequence[int]) -> Tensor:
-    return segment_sums(values, to_device(torch.tensor(sizes), values.device))
 
 
 def _stretches(trajectories: Sequence[Trajectory], policy_version: int) -> Iterator[_Stretch]:

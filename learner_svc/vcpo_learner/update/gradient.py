@@ -89,13 +89,13 @@ class GradientAccumulation:
         self._spans_batch = self._config.baseline_scope is BaselineScope.BATCH
         # Trajectories that share a baseline are in one replica, or in all if the batch shares one.
         place = mesh_place(self._ranks)
-        self._runner = MicroBatchRunner(
+        self.runner = MicroBatchRunner(
             model, spec, pad_token_id, place.of_one_replica if self._spans_batch else place, memory
         )
         self._share_in_group = (
             self._ranks.share if self._spans_batch else self._ranks.share_in_replica
         )
-        self._inputs = TokenInputs(self._config, self._runner, self._ranks)
+        self._inputs = TokenInputs(self._config, self.runner, self._ranks)
         baseline = self._config.baseline
         self._measures_norms = baseline in NORM_BASELINES or wants_norms(baseline)
         self._fits_one_pass = spec.algorithm.fits_one_pass and spec.learner.prefers_one_pass(
@@ -103,12 +103,8 @@ class GradientAccumulation:
         )
         self._sharded: ShardedGradient | None = None
         if self._ranks.communication is not None:
-            release(self._runner.network)
-            self._sharded = ShardedGradient(self._runner.slots, self._ranks.communication)
-
-    @property
-    def runner(self) -> MicroBatchRunner:
-        return self._runner
+            release(self.runner.network)
+            self._sharded = ShardedGradient(self.runner.slots, self._ranks.communication)
 
     def score(
         self, groups: Groups, policy_version: int, on_policy_weight: float = 1.0
@@ -120,7 +116,7 @@ class GradientAccumulation:
         Raises: NonFiniteWeightError if a weight or a norm is not a number.
         """
         trajectories = list(chain.from_iterable(groups))
-        tokens = batch_tokens(trajectories, self._runner.device)
+        tokens = batch_tokens(trajectories, self.runner.device)
         record = self._empty_record(trajectories, policy_version)
         shaped = shaped_rewards(record, self._config)
         rewards: list[float] = shaped.tolist()
@@ -132,7 +128,7 @@ class GradientAccumulation:
         # Sums beside norms stay open over several micro-steps; others are one backward pass.
         is_one_pass = self._config.is_separable or (
             self._fits_one_pass
-            and (self._measures_norms or self._runner.holds_each(tokens, members))
+            and (self._measures_norms or self.runner.holds_each(tokens, members))
         )
         if self._config.is_separable:
             norms = [0.0] * len(trajectories)
@@ -215,18 +211,18 @@ class GradientAccumulation:
             return found.masked_share
         counts: list[float] = record.sums((found.values != 0.0).double()).tolist()
         used = [position for position, count in enumerate(counts) if count > 0.0]
-        for step in self._runner.split(batch.tokens, used):
+        for step in self.runner.split(batch.tokens, used):
             weights = record.select(found.values, step.positions)
-            backward(self._runner.logprobs(step.batch), step.place_trained(weights))
+            backward(self.runner.logprobs(step.batch), step.place_trained(weights))
         return found.masked_share
 
     def score_only(self, trajectories: Sequence[Trajectory], policy_version: int) -> BatchRecord:
         """Return the record of trajectories beside the batch, scored without a gradient."""
         record = self._empty_record(trajectories, policy_version)
-        tokens = batch_tokens(trajectories, self._runner.device)
+        tokens = batch_tokens(trajectories, self.runner.device)
         self._write_logprobs(record, tokens, range(len(trajectories)))
         self._ranks.share(record.learner_logprobs)
-        release(self._runner.network)
+        release(self.runner.network)
         return record
 
     def score_fresh(
@@ -248,21 +244,21 @@ class GradientAccumulation:
         record = batch_record(
             trajectories,
             longest_response=self._longest_response,
-            device=self._runner.device,
-            dtype=self._runner.logprob_dtype,
+            device=self.runner.device,
+            dtype=self.runner.logprob_dtype,
         )
         self._ranks.blank(record.learner_logprobs)
         if self._config.clipping is not Clipping.PROXIMAL_CLIP and self._config.is_shipped:
             return record
-        lags = to_device(token_lags(trajectories, policy_version), self._runner.device)
+        lags = to_device(token_lags(trajectories, policy_version), self.runner.device)
         return replace(record, lags=lags)
 
     def _write_logprobs(
         self, record: BatchRecord, tokens: BatchTokens, positions: Sequence[int]
     ) -> None:
-        for step in self._runner.split(tokens, positions):
+        for step in self.runner.split(tokens, positions):
             with torch.no_grad():
-                logprobs = self._runner.logprobs(step.batch)
+                logprobs = self.runner.logprobs(step.batch)
             trained = step.select_trained(logprobs)
             record.write(record.learner_logprobs, step.positions, trained)
 
@@ -276,16 +272,16 @@ class GradientAccumulation:
         chosen = [position for position, flag in enumerate(flags) if flag]
         # The graph of a sharded model serves one backward pass.
         is_alone = self._ranks.size == 1
-        keep_graph = is_alone and bool(chosen) and self._runner.fits_one(tokens, chosen)
+        keep_graph = is_alone and bool(chosen) and self.runner.fits_one(tokens, chosen)
         if not (self._measures_norms or keep_graph):
             chosen = []
         self._write_logprobs(record, tokens, sorted(set(range(len(flags))) - set(chosen)))
         norms = torch.zeros_like(record.rewards)
         graph = None
-        for step in self._runner.split(tokens, chosen):
+        for step in self.runner.split(tokens, chosen):
             positions = step.positions
             with torch.enable_grad():
-                forward = self._runner.forward(step.batch, measures_norms=self._measures_norms)
+                forward = self.runner.forward(step.batch, measures_norms=self._measures_norms)
                 logprobs = forward.logprobs
                 trained = step.select_trained(logprobs.detach())
                 record.write(record.learner_logprobs, positions, trained)
@@ -314,9 +310,9 @@ class GradientAccumulation:
         )
         chosen = [position for position, flag in enumerate(flags) if flag]
         self._write_logprobs(record, tokens, sorted(set(range(len(flags))) - set(chosen)))
-        for step in self._runner.split(tokens, chosen):
+        for step in self.runner.split(tokens, chosen):
             positions = list(step.positions)
-            logprobs = self._runner.logprobs(step.batch)
+            logprobs = self.runner.logprobs(step.batch)
             trained = step.select_trained(logprobs.detach())
             record.write(record.learner_logprobs, positions, trained)
             part = record.part(positions)
@@ -343,11 +339,11 @@ class GradientAccumulation:
         self._write_logprobs(record, tokens, sorted(idle))
         norms = torch.zeros_like(record.rewards)
         opened: OpenGroups | None = None
-        unused = set(self._runner.slots)
+        unused = set(self.runner.slots)
         squares, log_weights = torch.zeros_like(norms), torch.zeros_like(norms)
-        for step in self._runner.split_groups(tokens, trained):
+        for step in self.runner.split_groups(tokens, trained):
             positions = list(step.positions)
-            forward = self._runner.forward(step.batch, measures_norms=self._measures_norms)
+            forward = self.runner.forward(step.batch, measures_norms=self._measures_norms)
             logprobs = step.select_trained(forward.logprobs.detach())
             record.write(record.learner_logprobs, positions, logprobs)
             part = record.part(positions)
@@ -364,11 +360,11 @@ class GradientAccumulation:
                 measured.add_to_parameters(opened.slopes(*self._share_in_group(known).tolist()))
                 opened = None
             unused &= measured.unused
-        release(self._runner.network)
+        release(self.runner.network)
         if trained and self._measures_norms:
             if self._sharded is not None:
                 self._sharded.finish()
-            require_gradients(self._runner.slots, unused)
+            require_gradients(self.runner.slots, unused)
         return self._ranks.share(norms).tolist()
 
     def _open_groups(
@@ -398,7 +394,7 @@ class GradientAccumulation:
     def _sums(self, step: GroupMicroStep) -> SlotSums:
         if self._sharded is not None:
             return self._sharded.sums(max(1, len(step.numbers)))  # an idle replica has none
-        slots = self._runner.slots
+        slots = self.runner.slots
         return ParameterSums(slots, len(step.numbers), keeps_factors=step.is_last)
 
 

@@ -65,7 +65,6 @@ from vcpo_learner.update.batch_decision import (
     mean_surprisal,
     on_policy_ess_ratio,
     on_policy_weight,
-    response_tokens_mean,
     rewards_by_worker,
     tokens_by_lag,
 )
@@ -99,10 +98,8 @@ class PolicyUpdate:
         """
         self.commands = commands
         if commands is not None:
-            for name in ("begin", "finish"):
-                commands.on(name, getattr(self, name))
-            for name in ("save_tensors", "load_tensors", "load_shared_state"):
-                commands.on(name, getattr(self, name))
+            for each in ("begin", "finish", "save_tensors", "load_tensors", "load_shared_state"):
+                commands.on(each, getattr(self, each))
         self._clock = clock
         self._network = PolicyNetwork.of(model.eval())
         self._model = self._network.model
@@ -385,8 +382,8 @@ class PolicyUpdate:
     def _result(self, trajectories: Sequence[Trajectory], **found: Any) -> UpdateResult:
         """Return what was found, and what every result says; health has observed the step."""
         return UpdateResult(
-            reward_mean=fmean(each.reward for each in trajectories),
-            response_tokens_mean=response_tokens_mean(trajectories),
+            reward_mean=fmean(one.reward for one in trajectories),
+            response_tokens_mean=fmean(one.num_sampled_tokens for one in trajectories),
             surprisal_nats=mean_surprisal(trajectories),
             calibration_age_steps=self._mismatch.calibration_age_steps,
             warning_level=self.health.level,

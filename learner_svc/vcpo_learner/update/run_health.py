@@ -40,7 +40,7 @@ class RunHealth:
         self.guards: GuardPolicy = spec.health.guards
         """The guards of the run's spec."""
         self._warning = EarlyWarning()
-        self._rewards = RewardWatch()
+        self.rewards = RewardWatch()
         self.backoff = RateBackoff()
         """Lowers the learning rate of the next steps."""
         self.rollbacks = Rollbacks()
@@ -55,21 +55,17 @@ class RunHealth:
         return self._warning.score
 
     @property
-    def rewards(self) -> RewardWatch:
-        return self._rewards
-
-    @property
     def rollback_need(self) -> RollbackNeed:
         """Whether the run is to be rolled back after the observed step."""
         return self.guards.rollback_need(
             self.level,
-            has_collapsed=self._rewards.has_collapsed,
+            has_collapsed=self.rewards.has_collapsed,
             num_rollbacks=self.rollbacks.number,
         )
 
     @property
     def is_good(self) -> bool:
-        return self.guards.is_good(self.level, has_collapsed=self._rewards.has_collapsed)
+        return self.guards.is_good(self.level, has_collapsed=self.rewards.has_collapsed)
 
     def observe(
         self,
@@ -97,7 +93,7 @@ class RunHealth:
 
     def window_fields(self) -> dict[str, Any]:
         """Return the fields of the step's record about the window of rewards."""
-        last = self._rewards.last
+        last = self.rewards.last
         if last is None:
             return {}
         return {"reward_window_mean": last.value, "reward_window_error": last.error}
@@ -107,7 +103,7 @@ class RunHealth:
         return _dump(
             _HealthState(
                 early_warning=self._warning,
-                rewards=self._rewards,
+                rewards=self.rewards,
                 rate_backoff=self.backoff,
                 rollbacks=self.rollbacks,
             )
@@ -116,7 +112,7 @@ class RunHealth:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a `state_dict`."""
         saved = _STATE.validate_python(state)
-        self._warning, self._rewards = saved.early_warning, saved.rewards
+        self._warning, self.rewards = saved.early_warning, saved.rewards
         self.rollbacks = saved.rollbacks
         # A spec that was changed to keep the rate resets it.
         if self.guards.lowers_rate:
@@ -139,7 +135,7 @@ class RunHealth:
 
     def _observe(self, step: StepHealth, rewards: Mapping[str, Sequence[float]]) -> None:
         self._warning = self._warning.observe(step)
-        self._rewards = self._rewards.observe(rewards)
+        self.rewards = self.rewards.observe(rewards)
         self.backoff = self.backoff.observe(
             is_warned=self.guards.answers(self.level), is_well=self.level is WarningLevel.OK
         )

@@ -83,7 +83,7 @@ def told():
 
 @pytest.fixture
 def troubles(clock, told):
-    policy = {"maxFailuresInARow": 4, "failureToleranceSeconds": 60}
+    policy = {"maxFailuresInARow": 3, "failureToleranceSeconds": 60}
     spec = make_run(failurePolicy=policy).spec
     return Troubles(spec, clock, lambda *event: told.append(event))
 

@@ -363,6 +363,15 @@ def test_a_response_between_failures_restarts_the_count():
     assert watched.in_a_row == 0
 
 
+def test_a_worker_waits_once_it_has_half_of_the_failures_that_end_a_run():
+    watched, waits = watch(maxFailuresInARow=4), []
+    watched._registry.record_request("other", "main", 0)
+    for _ in range(3):
+        fail(watched, 1)
+        waits.append(watched.must_wait("w"))
+    assert waits == [False, True, True]
+
+
 def test_one_that_worked_may_fail_for_as_long_as_is_tolerated():
     clock = ManualClock()
     watched = watch(clock, failureToleranceSeconds=60)

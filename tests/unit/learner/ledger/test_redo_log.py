@@ -279,6 +279,14 @@ def test_a_file_that_was_removed_is_told_in_numbers(killed, tmp_path_factory, nu
     assert check_told_once(folder) == found
 
 
+def test_a_damaged_size_is_told_though_the_checkpoint_has_its_change(killed, tmp_path_factory):
+    folder, files = copy_of(killed, tmp_path_factory)
+    files[0].write_bytes(bytes(4) + files[0].read_bytes()[4:])
+    found, missing, lost = numbers(RedoLog(folder, quiet), after=2)
+    assert "change 1 has a damaged size" in missing
+    assert (found, lost) == ([], 10)
+
+
 def test_a_log_that_ends_before_the_checkpoint_is_told(killed, tmp_path_factory):
     folder, files = copy_of(killed, tmp_path_factory)
     for path in files[1:]:

@@ -20,7 +20,7 @@ from vcpo.wire.trajectory import FinishReason
 from vcpo_learner.ledger.lease import Lease
 from vcpo_learner.ledger.redo_log import RedoLog
 from vcpo_learner.ledger.workers import TooManyFailuresError
-from vcpo_learner.training.batches import LagStatistics, batch_fields, lag_statistics
+from vcpo_learner.training.batches import batch_fields, lag_fields
 
 
 def make_group(number, **changes):
@@ -165,7 +165,7 @@ async def test_one_worker_of_another_model_does_not_end_the_run_and_is_set_aside
 async def test_behavior_and_target_policy_are_compared_again_after_a_resume(make_learner, tmp_path):
     for until_step in (1, None):
         learner = make_learner()
-        learner.training.resume()
+        learner.training.recovery.resume()
         learner.update.fresh = of_workers(w=0.001)
         await learner.run(until_step=until_step)
     kinds = [event.kind for event in read_events(tmp_path)]
@@ -192,13 +192,13 @@ def group(*versions):
 
 def test_lag_counts_every_token_once():
     # Ages at version 5: 5, 1, 1 and 0, 0, 0; in order 0 0 0 1 1 5.
-    lag = lag_statistics([group(0, 4, 4), group(5, 5, 5)], policy_version=5)
-    assert lag == LagStatistics(mean=7 / 6, p50=0, maximum=5)
+    lag = lag_fields([group(0, 4, 4), group(5, 5, 5)], policy_version=5)
+    assert lag == {"lag_mean": 7 / 6, "lag_p50": 0, "lag_max": 5}
 
 
 def test_the_median_lag_is_the_lower_of_two_in_the_middle():
-    assert lag_statistics([group(0, 0, 3, 3)], policy_version=3).p50 == 0
-    assert lag_statistics([group(0, 0, 0, 3, 3)], policy_version=3).p50 == 3
+    assert lag_fields([group(0, 0, 3, 3)], policy_version=3)["lag_p50"] == 0
+    assert lag_fields([group(0, 0, 0, 3, 3)], policy_version=3)["lag_p50"] == 3
 
 
 def test_a_batch_says_what_is_cut_what_is_equal_and_how_long_its_prompts_are():
@@ -336,7 +336,7 @@ async def test_the_steps_taken_before_an_environment_broke_are_saved(make_learne
         await training
     step = learner.dispatcher.policy_version
     again = make_learner(failurePolicy=tolerance, steps=100)
-    assert again.training.resume() == step >= 2
+    assert again.training.recovery.resume() == step >= 2
     # A run that has steps had responses: it is not judged as one that never worked.
     for _ in range(4):
         again.dispatcher.fail("w", "train-now-0", BROKEN)

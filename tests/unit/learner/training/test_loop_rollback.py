@@ -114,7 +114,7 @@ async def test_a_learner_that_restarts_after_a_rollback_goes_on_from_it(make_run
     learner = make_run_of(rewards_of())
     await learner.run(until_step=COLLAPSE)
     later = make_run_of(rewards_of())
-    assert later.training.resume() == COLLAPSE
+    assert later.training.recovery.resume() == COLLAPSE
     assert later.update.value - learner.update.value == 0
     assert later.update.health.rollbacks.number == 1
     assert later.dispatcher.lag_limit_steps == 0
@@ -135,7 +135,7 @@ async def test_a_redo_after_a_rollback_keeps_the_lag_limit_of_the_last_step(make
     with pytest.raises(KeyboardInterrupt):
         await learner.run()
     later = make_run_of(rewards_of())
-    assert later.training.resume() == COLLAPSE
+    assert later.training.recovery.resume() == COLLAPSE
     begin_step = later.update.begin
 
     def watched(groups, *, policy_version):

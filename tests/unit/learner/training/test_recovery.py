@@ -5,7 +5,8 @@ from collections import Counter
 import pytest
 
 from tests.fixtures.learner.dispatcher import make_trajectory, work_request
-from vcpo.records.journal import METRICS_FILE, read_events
+from tests.fixtures.records import step_record
+from vcpo.records.journal import METRICS_FILE, Journal, read_events
 from vcpo.wire.phase import RunPhase
 from vcpo.wire.versions import step_of, version_of
 from vcpo_learner.checkpoints.manifest import CheckpointError
@@ -62,7 +63,7 @@ async def test_whatever_kills_a_run_each_group_counts_once_and_a_version_names_o
     made, final = Counter(), {}
     for kill in [*kills, None]:
         learner = make_learner(**sections)
-        learner.training.resume()
+        learner.training.recovery.resume()
         steps = trained_on(learner)
         published, publish = made, learner.policies.publish
 
@@ -88,16 +89,16 @@ async def test_whatever_kills_a_run_each_group_counts_once_and_a_version_names_o
 
 async def test_a_log_of_another_spec_is_refused_without_a_checkpoint(make_learner):
     first = dies_before(make_learner(), 1)
-    first.training.require_unused()
+    first.training.recovery.require_unused()
     await killed(first)
     other = make_learner(batch={"promptsPerStep": 1, "trajectoriesPerPrompt": 4})
     with pytest.raises(CheckpointError) as caught:
-        other.training.resume()
+        other.training.recovery.resume()
     assert "redo-log: belongs to a run with another spec" in str(caught.value)
     assert "spec.batch.promptsPerStep: 2 -> 1" in str(caught.value)
     other.log.close()
     later = make_learner()
-    later.training.resume()
+    later.training.recovery.resume()
     assert later.dispatcher.ledger.counts().buffered >= 4
 
 
@@ -108,7 +109,7 @@ async def test_nothing_that_was_accepted_is_lost_with_the_learner(make_learner):
     learner.dispatcher.submit("w", part.lease_id, [make_trajectory(part.lease_id, 1)])
     await learner.log.wait_until_kept()
     later = make_learner(algorithm={"maxPolicyLagSteps": 4})
-    later.training.resume()
+    later.training.recovery.resume()
     counts = later.dispatcher.ledger.counts()
     assert (counts.buffered, counts.in_flight, counts.dropped) == (3, 0, {"learner_restarted": 1})
 
@@ -125,7 +126,7 @@ async def test_groups_that_are_incomplete_after_a_restart_are_completed_without_
         learner.dispatcher.submit("w", given.lease_id, sent)
     await learner.log.wait_until_kept()
     later = make_learner(**run)
-    later.training.resume()
+    later.training.recovery.resume()
     leased = await later.dispatcher.lease(later.request(room=8), wait_s=0)
     assert [given.num_trajectories for given in leased] == [1, 1]
     for given in leased:
@@ -148,7 +149,7 @@ async def test_a_harmed_journal_changes_nothing_that_a_resumed_run_trains(
     await killed(dies_before(make_learner(steps=5), 3))
     harm(tmp_path / METRICS_FILE)
     later = make_learner(steps=5)
-    later.training.resume()
+    later.training.recovery.resume()
     assert later.dispatcher.ledger.counts().buffered >= 12
     assert await later.run() is RunPhase.COMPLETE
     assert later.update.steps == [0, 1, 2, 3, 4]
@@ -163,7 +164,7 @@ async def test_a_log_reaches_back_to_the_checkpoint_that_a_rollback_may_need(
     assert [path.name[-2:] for path in kept] == ["04", "12", "20"]
     (kept[-1] / "update.pt").write_bytes(b"damaged")
     later = make_learner(steps=30, checkpoint=OFTEN)
-    assert later.training.resume() == 12
+    assert later.training.recovery.resume() == 12
     counts = later.dispatcher.ledger.counts()
     counts.check()
     assert counts.buffered >= 4 * (21 - 12)
@@ -182,7 +183,7 @@ async def test_what_a_log_has_lost_is_told_with_its_number_and_only_once(make_le
     *_, newest = sorted(tmp_path.glob("redo-log/*.log"))
     newest.unlink()
     later = make_learner(steps=9, checkpoint=OFTEN)
-    assert later.training.resume() == 4
+    assert later.training.recovery.resume() == 4
     (message,) = told(tmp_path, "LogDamaged")
     assert "step 7 of metrics.jsonl knows of" in message
     lost = int(message.split(" later ones, which were committed")[0].split()[-1])
@@ -193,9 +194,18 @@ async def test_what_a_log_has_lost_is_told_with_its_number_and_only_once(make_le
     assert later.dispatcher.policy_version == version_of(1 + lost, 4), "each may have been a start"
     assert await later.run() is RunPhase.COMPLETE
     last = make_learner(steps=9, checkpoint=OFTEN)
-    last.training.resume()
+    last.training.recovery.resume()
     assert value(last, "vcpo_learner_lost_changes") == 0
     assert len(told(tmp_path, "LogDamaged")) == 1
+
+
+async def test_what_was_in_flight_in_the_last_record_is_not_lost(make_learner, tmp_path):
+    learner = make_learner()
+    await learner.run(until_step=1)
+    leased = learner.dispatcher.ledger.counts().leased + 5
+    Journal(tmp_path).step(step_record(time_unix_s=4e9, leased=leased, in_flight=5))
+    make_learner().training.recovery.resume()
+    assert not told(tmp_path, "LogDamaged")
 
 
 async def test_a_run_whose_checkpoints_are_gone_is_refused_with_the_fix(make_learner, tmp_path):
@@ -205,12 +215,12 @@ async def test_a_run_whose_checkpoints_are_gone_is_refused_with_the_fix(make_lea
     (tmp_path / "checkpoints").rename(tmp_path / "elsewhere")
     later = make_learner(steps=9, checkpoint=OFTEN)
     with pytest.raises(CheckpointError) as caught:
-        later.training.resume()
+        later.training.recovery.resume()
     assert "checkpoints: holds no checkpoint" in str(caught.value)
     assert "redo-log goes on from one of step 4: put its folder back" in str(caught.value)
     later.log.close()
     # Nothing was changed: with the folder back, the run goes on.
     (tmp_path / "elsewhere").rename(tmp_path / "checkpoints")
     last = make_learner(steps=9, checkpoint=OFTEN)
-    assert last.training.resume() == 4
+    assert last.training.recovery.resume() == 4
     assert not told(tmp_path, "LogDamaged")

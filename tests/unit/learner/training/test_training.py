@@ -214,7 +214,7 @@ async def test_a_written_checkpoint_is_resumed_when_the_disk_had_no_room_for_the
             await learner.run()
     assert not (tmp_path / "model").exists()
     later = make_learner(steps=1)
-    assert later.training.resume() == 1
+    assert later.training.recovery.resume() == 1
     assert await later.run() is RunPhase.COMPLETE
     assert ExportedModel.read(tmp_path / "model").step == 1
 
@@ -222,7 +222,7 @@ async def test_a_written_checkpoint_is_resumed_when_the_disk_had_no_room_for_the
 async def test_a_drained_run_saves_and_a_resumed_one_goes_on_from_there(make_learner, tmp_path):
     assert await make_learner().run(until_step=1) is RunPhase.DRAINING
     later = make_learner()
-    assert later.training.resume() == 1
+    assert later.training.recovery.resume() == 1
     assert later.dispatcher.ledger.counts().consumed == 4
     assert await later.run() is RunPhase.COMPLETE
     assert later.update.steps == [1, 2]
@@ -233,11 +233,11 @@ async def test_a_run_that_never_updated_says_so_however_often_it_was_resumed(mak
     for until_step in (1, None):
         learner = make_learner()
         learner.update.refused = {0, 1, 2}
-        learner.training.resume()
+        learner.training.recovery.resume()
         await learner.run(until_step=until_step)
     assert run_signals(learner.signals.message()).has_never_updated(3)
     later = make_learner()  # with no step left to take
-    later.training.resume()
+    later.training.recovery.resume()
     await later.training.run(drain_s=0)
     assert run_signals(later.signals.message()).has_never_updated(3)
 
@@ -246,19 +246,19 @@ async def test_a_step_that_a_resume_takes_again_is_not_counted_twice(make_learne
     await make_learner().run(until_step=1)
     Journal(tmp_path).step(step_record(step=2, skipped="low_ess"))  # after the checkpoint
     later = make_learner()
-    assert later.training.resume() == 1
+    assert later.training.recovery.resume() == 1
     assert later.signals.last_step.skipped_steps == 0
 
 
 async def test_a_fresh_run_directory_has_nothing_to_resume(make_learner):
-    assert make_learner().training.resume() == 0
+    assert make_learner().training.recovery.resume() == 0
 
 
 async def test_a_run_does_not_start_beside_the_checkpoints_of_another(make_learner):
-    make_learner().training.require_unused()
+    make_learner().training.recovery.require_unused()
     await make_learner().run(until_step=1)
     with pytest.raises(CheckpointError, match=r"holds a checkpoint of step 1; add --resume"):
-        make_learner().training.require_unused()
+        make_learner().training.recovery.require_unused()
 
 
 async def test_a_learner_that_starts_after_the_end_is_complete_at_once_and_asks_nobody(
@@ -267,7 +267,7 @@ async def test_a_learner_that_starts_after_the_end_is_complete_at_once_and_asks_
     await make_learner().run()
     records = (tmp_path / "metrics.jsonl").read_bytes()
     later = make_learner()
-    later.training.resume()
+    later.training.recovery.resume()
     assert await later.training.run(drain_s=0) is RunPhase.COMPLETE
     assert (tmp_path / "metrics.jsonl").read_bytes() == records
     assert read_events(tmp_path)[-1].message == "3 steps; complete before this start"
@@ -277,7 +277,7 @@ async def test_a_run_whose_model_is_missing_writes_it(make_learner, tmp_path):
     await make_learner().run()
     shutil.rmtree(tmp_path / "model")
     later = make_learner()
-    later.training.resume()
+    later.training.recovery.resume()
     assert await later.run() is RunPhase.COMPLETE
     assert (tmp_path / "model" / "model.safetensors").exists()
 
@@ -291,7 +291,7 @@ async def test_a_damaged_checkpoint_is_reported_and_set_aside_and_the_one_before
     content[len(content) // 2] ^= 4
     parameters.write_bytes(content)
     later = make_learner()
-    assert later.training.resume() == 1
+    assert later.training.recovery.resume() == 1
     (told,) = [event for event in read_events(tmp_path) if event.kind == "CheckpointDamaged"]
     assert str(parameters) in told.message
     assert "resuming from step 1" in told.message
@@ -318,15 +318,15 @@ async def test_a_run_whose_only_checkpoint_is_a_dangling_link_is_not_begun_again
     dangling_link(path)
     learner = make_learner()
     with pytest.raises(CheckpointError, match=r"no checkpoint is intact.*step-00000002"):
-        learner.training.resume()
+        learner.training.recovery.resume()
     with pytest.raises(CheckpointError, match=r"holds a checkpoint of step 2; add --resume"):
-        learner.training.require_unused()
+        learner.training.recovery.require_unused()
 
 
 async def test_checkpoints_that_are_a_dangling_link_are_no_empty_folder(make_learner, tmp_path):
     dangling_link(tmp_path / "checkpoints")
     learner = make_learner()
-    for begin in (learner.training.resume, learner.training.require_unused):
+    for begin in (learner.training.recovery.resume, learner.training.recovery.require_unused):
         with pytest.raises(FileNotFoundError):
             begin()
 
@@ -341,7 +341,7 @@ async def test_a_throttled_run_resumes_throttled_also_without_its_host_and_its_j
     if not has_journal:
         (tmp_path / METRICS_FILE).unlink()
     later = make_learner()
-    later.training.resume()
+    later.training.recovery.resume()
     assert later.dispatcher.lag_limit_steps == 0
 
 
@@ -376,6 +376,6 @@ async def test_the_best_evaluated_checkpoint_stays_also_after_a_restart_without_
     await with_accuracies(make_learner(**BEST_OF_TWO), accuracies).run(until_step=2)
     (tmp_path / METRICS_FILE).unlink()
     later = with_accuracies(make_learner(**BEST_OF_TWO), accuracies)
-    later.training.resume()
+    later.training.recovery.resume()
     await later.run()
     assert saved_steps(tmp_path) == [2, 4]
