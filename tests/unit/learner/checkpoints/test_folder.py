@@ -88,12 +88,6 @@ def test_a_good_checkpoint_that_is_old_enough_for_a_rollback_outlives_newer_bad_
     assert folder.healthy_steps() == [10]
 
 
-def test_only_the_newest_are_kept(folder, tmp_path):
-    for step in (1, 2, 3):
-        save(folder, step)
-    assert names(tmp_path) == ["step-00000002", "step-00000003"]
-
-
 def test_saving_a_step_again_replaces_it(folder):
     save(folder, 1)
     save(folder, 1, value=0)
@@ -111,12 +105,6 @@ def test_a_save_that_was_killed_is_never_read(folder, tmp_path, written):
         shutil.move(whole / name, killed / name)
     shutil.rmtree(whole)
     assert newest(folder).step == 1
-
-
-def test_what_a_killed_save_left_is_removed_by_the_next(folder, tmp_path):
-    (tmp_path / ".step-00000007.partial").mkdir(parents=True)
-    save(folder, 8)
-    assert names(tmp_path) == ["step-00000008"]
 
 
 def flip_bit(content):

@@ -226,19 +226,9 @@ def partitions(numbers, most):
             yield [*parts, [last]]
 
 
-def test_a_trajectory_alone_may_be_longer_than_the_budget():
-    budget = MicroBatchBudget(trajectories=4, tokens=10)
-    assert micro_steps([20, 5, 5, 5], 1, budget) == [[[1, 2]], [[3]], [[0]]]
-
-
 def test_one_rank_fills_each_micro_batch_with_the_shortest_first():
     budget = MicroBatchBudget(trajectories=2)
     assert micro_steps([5, 1, 4, 2, 3], 1, budget) == [[[1, 3]], [[4, 2]], [[0]]]
-
-
-def test_ranks_share_what_one_of_them_could_hold():
-    # Padded, the long one costs as much as the three short ones together.
-    assert micro_steps([10, 30, 10, 10], 2, UNLIMITED) == [[[0, 2, 3], [1]]]
 
 
 @given(LENGTHS, RANKS, BUDGETS)
@@ -334,10 +324,3 @@ def test_one_rank_takes_whole_groups_shortest_first_while_they_fit(groups, traje
     for step, following in pairwise(steps):
         count = sum(len(groups[number]) for number in step.groups)
         assert count + len(groups[following.groups[0]]) > trajectories
-
-
-def test_a_group_larger_than_all_shards_hold_goes_on_in_the_next_micro_step():
-    budget = MicroBatchBudget(trajectories=1)
-    ((first, second),) = group_micro_steps([[1, 2, 3]], 1, 2, budget)
-    assert (first.shards, first.is_last) == ((((0,),), ((1,),)), False)
-    assert (second.shards, second.is_last) == ((((2,),), ((),)), True)
