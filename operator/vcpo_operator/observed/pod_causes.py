@@ -44,8 +44,8 @@ _NOT_READY_REASONS: Final = frozenset(
 )
 """Reasons that a kubelet gives when it reports that a pod is not ready."""
 _KILLED: Final[Mapping[Any, str]] = {
-    137: "was killed by SIGKILL: by its node, such as for want of memory, or by somebody",
-    143: "was ended by SIGTERM before it could save",
+    137: "killed by SIGKILL: by its node, such as for want of memory, or by somebody",
+    143: "ended by SIGTERM",
 }
 _ERRORS: Final = {"ERROR", "CRITICAL"}
 _HARMLESS: Final = re.compile(r"\d{4}-\d\d-\d\d \S+ (DEBUG|INFO|WARNING) ")
@@ -130,9 +130,7 @@ def container_end(pod: Mapping[str, Any], container: str) -> ContainerEnd | None
                 pod=pod["metadata"]["name"],
                 exit_code=int(ended.get("exitCode", 0)),
                 reason=ended.get("reason") or "Unknown",
-                message=redact_and_shorten(
-                    "\n".join(_told(ended.get("message") or "")), MAX_LOG_TAIL_CHARACTERS
-                ),
+                message=redact_and_shorten(_told(ended), MAX_LOG_TAIL_CHARACTERS),
                 end_s=from_rfc3339(ended.get("finishedAt")),
             )
     return None
@@ -166,18 +164,15 @@ def _container_cause(pod: str, status: Mapping[str, Any]) -> Cause | None:
 
 
 def _exit_message(ended: Mapping[str, Any]) -> str:
-    code, lines = ended.get("exitCode", "unknown"), _told(ended.get("message") or "")
-    cause = " ".join(" ".join(lines).split())
-    if killed := _KILLED.get(code):
-        return f"{killed}; its last error: {cause}" if cause else killed
+    code, cause = ended.get("exitCode", "unknown"), " ".join(_told(ended).split())
     if _UNWRITABLE.search(cause):
         cause = f"{cause.rstrip('.')}. {_UNWRITABLE_CURE}"
     return f"ended with exit code {code}: {cause}" if cause else f"ended with exit code {code}"
 
 
-def _told(text: str) -> list[str]:
-    """Return what a container said of its end: whole lines, but no log lines below ERROR."""
-    lines = text.strip().splitlines()
+def _told(ended: Mapping[str, Any]) -> str:
+    """Return who killed a container, and what it said of its end: no log lines below ERROR."""
+    killed, lines = _KILLED.get(ended.get("exitCode")), (ended.get("message") or "").splitlines()
     records = [_record(line) for line in lines]
     if records[1:] and records[1] is not None and lines[0].endswith("}"):
         lines[0] = "" if records[0] is None else lines[0]  # the end of a line that was cut
@@ -186,7 +181,8 @@ def _told(text: str) -> list[str]:
         for line, record in zip(lines, records, strict=True)
         if (not _HARMLESS.match(line) if record is None else record.get("level") in _ERRORS)
     ]
-    return [line for line in told if line]
+    text = "\n".join(filter(str.strip, told))
+    return f"{killed}; its last error: {text}" if killed and text else killed or text
 
 
 def _record(line: str) -> Mapping[str, Any] | None:

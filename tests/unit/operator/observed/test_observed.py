@@ -129,11 +129,8 @@ def cause_of(body: dict[str, Any]) -> Cause:
     return cause
 
 
-def test_a_pod_that_works_has_no_cause():
+def test_a_pod_that_works_or_is_being_made_has_no_cause():
     assert pod_cause(pod({"name": "c", "ready": True, "state": {"running": {}}})) is None
-
-
-def test_a_pod_that_is_being_made_has_no_cause():
     assert pod_cause(pod(waiting_container("ContainerCreating"))) is None
 
 
@@ -156,9 +153,13 @@ LINE = '{"time": "2026-11-28T10:00:00.000Z", "level": "%s", "message": "%s"}\n'
 @pytest.mark.parametrize(
     ("code", "tail", "told"),
     [
-        (137, LINE % ("INFO", "StepSkipped"), "was killed by SIGKILL: by its node, such as for"),
+        (
+            137,
+            LINE % ("INFO", "StepSkipped"),
+            "code 137: killed by SIGKILL: by its node, such as for",
+        ),
         (137, 'd": 1}\n' + LINE % ("ERROR", "no room"), "somebody; its last error: no room"),
-        (143, LINE % ("INFO", "step 3") * 2, "was ended by SIGTERM before it could save"),
+        (143, LINE % ("INFO", "step 3") * 2, "code 143: ended by SIGTERM"),
         (139, "2026-11-28 10:00:00,1 INFO a\nFatal: segfault\n", "exit code 139: Fatal: segfault"),
         (1, 'ep": 5}\n' + LINE % ("CRITICAL", "bad"), "ended with exit code 1: bad"),
     ],
@@ -171,6 +172,7 @@ def test_what_a_process_said_without_an_error_is_not_the_cause_of_its_end(code, 
     assert not {"StepSkipped", "step 3", "INFO", '"'} & set(cause.message.split())
     end = container_end(pod(crashed), "c")
     assert end is not None
+    assert told.rpartition("code ")[2].removeprefix(f"{code}: ") in end.message
     assert "INFO" not in end.message
 
 
@@ -216,11 +218,8 @@ def test_a_pod_that_fits_nowhere_says_why():
     assert pod_cause(pod(conditions=[condition])) == expected
 
 
-def test_credentials_in_an_address_are_not_shown():
+def test_credentials_in_an_address_are_not_shown_and_of_a_long_message_the_end_is_kept():
     assert redact_and_shorten("pull https://me:secret@host/x", 99) == "pull https://***@host/x"
-
-
-def test_of_a_long_message_the_end_is_kept():
     assert redact_and_shorten("abcdefgh", 6) == "...fgh"
 
 
