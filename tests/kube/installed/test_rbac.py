@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import subprocess
 import sys
 
 import pytest
@@ -183,20 +184,18 @@ async def test_an_operator_without_some_rights_ends_at_once_and_names_them_all(t
         await operator.client.merge_patch(path, {"rules": left})
         access = json.dumps(operator.server.kubeconfig(TOKEN))
         (tmp_path / "kubeconfig").write_text(access)
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "vcpo_operator", "--learner-image=l", "--rollout-image=r"),
-            *("--metrics-listen=127.0.0.1:0", "--liveness-listen=127.0.0.1:0"),
-            env={**os.environ, "KUBECONFIG": str(tmp_path / "kubeconfig")},
-            stderr=asyncio.subprocess.PIPE,
-        )
-        _, told = await asyncio.wait_for(process.communicate(), PATIENT_S)
-    (line,) = told.decode().splitlines()
+        command = [sys.executable, "-m", "vcpo_operator", "--learner-image=l", "--rollout-image=r"]
+        command += ["--metrics-listen=127.0.0.1:0", "--liveness-listen=127.0.0.1:0"]
+        outside = {**os.environ, "KUBECONFIG": str(tmp_path / "kubeconfig")}
+        limited = {"env": outside, "capture_output": True, "text": True, "timeout": PATIENT_S}
+        ended = await asyncio.to_thread(subprocess.run, command, **limited)
+    (line,) = ended.stderr.splitlines()
     assert line.endswith(
         "CRITICAL the operator's account may not watch vcporuns.vcpo.dev;"
         " get/list/watch/create/patch/delete networkpolicies.networking.k8s.io:"
         " grant it the roles of the chart (rbac.create)"
     )
-    assert process.returncode == 2
+    assert ended.returncode == 2
 
 
 ROLES = pytest.mark.parametrize(
