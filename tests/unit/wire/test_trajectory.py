@@ -46,6 +46,8 @@ ROUTES = [
 ]
 """Of two tokens and of one."""
 
+IDS = st.text(st.characters(exclude_categories=["C", "Z"]), min_size=1, max_size=256)
+
 
 @st.composite
 def trajectories(draw: st.DrawFn) -> Trajectory:
@@ -58,7 +60,7 @@ def trajectories(draw: st.DrawFn) -> Trajectory:
             end = start + num_tokens
     length = size + sum(span.num_tokens for span in inserted)
     return Trajectory(
-        trajectory_id=draw(st.text(min_size=1, max_size=256)),
+        trajectory_id=draw(IDS),
         prompt_token_ids=tuple(draw(st.lists(TOKENS, min_size=1, max_size=9))),
         response_token_ids=tuple(draw(st.lists(TOKENS, min_size=length, max_size=length))),
         rollout_logprobs=tuple(draw(st.lists(FLOAT32_LOGPROBS, min_size=size, max_size=size))),
@@ -73,11 +75,7 @@ def trajectories(draw: st.DrawFn) -> Trajectory:
         inserted_spans=tuple(inserted),
         expert_routes=draw(st.none() | st.sampled_from(ROUTES)),
         reward_parts=draw(
-            st.dictionaries(
-                st.text(min_size=1, max_size=256),
-                st.floats(allow_nan=False, allow_infinity=False),
-                max_size=16,
-            )
+            st.dictionaries(IDS, st.floats(allow_nan=False, allow_infinity=False), max_size=16)
         ),
         question=draw(st.text(max_size=500)),
         answer=draw(st.text(max_size=500)),
@@ -229,7 +227,7 @@ def test_the_lowest_logprob_of_a_sampled_token_is_accepted():
     [
         (
             lambda one: one.ClearField("trajectory_id"),
-            "trajectory_id: must be 1 to 256 characters, got ''",
+            "trajectory_id: must be 1 to 256 printable characters, got ''",
         ),
         (
             lambda one: one.ClearField("prompt_token_ids"),
@@ -281,7 +279,7 @@ def test_the_lowest_logprob_of_a_sampled_token_is_accepted():
         ),
         (
             lambda one: one.reward_parts.update({"": 1.0}),
-            "reward_parts: must be 1 to 256 characters, got ''",
+            "reward_parts: must be 1 to 256 printable characters, got ''",
         ),
         (
             lambda one: one.reward_parts.update({str(each): 1.0 for each in range(17)}),
@@ -348,7 +346,9 @@ def test_a_number_that_is_no_experts_is_found(is_wide):
 
 def test_an_endless_id_is_refused_and_shortened():
     said = refusal_of(lambda one: setattr(one, "trajectory_id", "x" * 257))
-    assert said == f"trajectories[3].trajectory_id: must be 1 to 256 characters, got '{'x' * 79}"
+    assert said == (
+        f"trajectories[3].trajectory_id: must be 1 to 256 printable characters, got '{'x' * 79}"
+    )
 
 
 def test_a_response_beyond_the_limit_is_refused():
