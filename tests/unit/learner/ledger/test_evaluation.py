@@ -59,15 +59,15 @@ def test_the_result_is_the_mean_reward_and_the_range_of_versions(make_round):
     )
 
 
-def test_one_response_to_each_of_the_first_three_prompts_is_kept_to_be_shown(make_round):
-    round_ = make_round(num_prompts=4, samples_per_prompt=2)
-    leases = grant(round_, 8)
+def test_one_response_to_each_of_the_first_eight_prompts_is_kept_to_be_shown(make_round):
+    round_ = make_round(num_prompts=9, samples_per_prompt=2)
+    leases = grant(round_, 18)
     answers = {lease.prompt_index: make_trajectories(lease) for lease in leases}
     for lease in reversed(leases):  # as answers may arrive
         round_.submit(lease.lease_id, answers[lease.prompt_index])
     kept = round_.result().first_responses
     assert [(prompt, one.trajectory_id) for prompt, one in kept.items()] == [
-        (prompt, answers[prompt][0].trajectory_id) for prompt in (0, 1, 2)
+        (prompt, answers[prompt][0].trajectory_id) for prompt in range(8)
     ]
 
 
