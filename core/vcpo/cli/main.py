@@ -37,6 +37,7 @@ from vcpo.local.models import hub_problems
 from vcpo.local.preflight import RUN_MODULES, with_one_replica
 from vcpo.local.processes.gpu_check import gpu_problems, local_gpu_use
 from vcpo.local.run_dir import RunDir, new_run_dir
+from vcpo.local.terminal.found import found_lines
 from vcpo.local.terminal.summary import (
     Ending,
     RunOutcome,
@@ -172,12 +173,9 @@ def validate(files: RunFile, changes: Changes = None) -> None:
     warn(loaded, [*slow, *found.warnings, *in_cluster])
     for problem in gpu_problems(loaded):  # the file may be for another machine
         tell(f"warning: {problem}")
-    batch = loaded.spec.batch
-    say(
-        f"{files[0]}: valid. {loaded.metadata.name}: {loaded.spec.steps} steps of "
-        f"{batch.prompts_per_step} prompts x {batch.trajectories_per_prompt} trajectories, "
-        f"lag at most {loaded.spec.algorithm.max_policy_lag_steps} versions."
-    )
+    say(f"{' + '.join(map(str, files))}: valid")
+    for line in found_lines(loaded, uses[0]):
+        say(line)
 
 
 app.command()(init)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Final, Self
 
 
@@ -18,18 +18,14 @@ class WeightUpdates:
     """Versions whose LoRA adapters a worker merged into full sets of weights."""
 
     def __add__(self, other: Self) -> Self:
-        return type(self)(
-            in_flight=self.in_flight + other.in_flight,
-            adapter_swaps=self.adapter_swaps + other.adapter_swaps,
-            merged=self.merged + other.merged,
-        )
+        return self._with(other, 1)
 
     def __sub__(self, other: Self) -> Self:
-        return type(self)(
-            in_flight=self.in_flight - other.in_flight,
-            adapter_swaps=self.adapter_swaps - other.adapter_swaps,
-            merged=self.merged - other.merged,
-        )
+        return self._with(other, -1)
+
+    def _with(self, other: Self, sign: int) -> Self:
+        names = (each.name for each in fields(self))
+        return type(self)(**{n: getattr(self, n) + sign * getattr(other, n) for n in names})
 
 
 NO_UPDATES: Final = WeightUpdates()

@@ -16,9 +16,7 @@ from pathlib import Path
 import jinja2
 from markupsafe import Markup
 
-from vcpo.algo.advantage import BaselineScope
 from vcpo.api import run_to_yaml
-from vcpo.api.algorithm import Algorithm
 from vcpo.records.samples import write_whole
 from vcpo.report.charts import main_charts, page_data, sections
 from vcpo.report.numbers import compact, decimal, finite, mean, whole
@@ -56,7 +54,6 @@ def render_report(recorded: RecordedRun, *others: RecordedRun) -> str:
     content = {
         "run": run,
         "outcomes": [_outcome(each) for each in (recorded, *others)],
-        "recipe": recipe(run.spec.algorithm),
         "main": main,
         "charts": charts,
         "sections": sections(),
@@ -123,33 +120,6 @@ def _digest(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-_OFF = ("none", "open")
-"""Values of stages that do nothing; they are left out."""
-
-
-def recipe(algorithm: Algorithm) -> tuple[tuple[str, str], ...]:
-    """Return the stages of the method in force, by name, also where the file leaves them to it.
-
-    Baseline and learning-rate rule are always named, the other stages where they do something.
-    """
-    config = algorithm.loss_config
-    scope = ", one per batch" if config.baseline_scope is BaselineScope.BATCH else ""
-    optional = (
-        ("filter", config.group_filter),
-        ("KL penalty", config.kl_penalty),
-        ("weight", config.weight),
-        ("clipping", config.clipping),
-    )
-    return (
-        ("method", algorithm.method.value),
-        *((("loss", algorithm.loss),) if algorithm.loss else ()),
-        *((name, stage.value) for name, stage in optional if stage.value not in _OFF),
-        ("aggregation", config.aggregation.value),
-        ("baseline", f"{config.baseline}{scope}"),
-        ("learning-rate rule", config.learning_rate_rule.value),
-    )
-
-
 def _facts(recorded: RecordedRun) -> Iterator[str]:
     """Yield the numbers of the whole run, a phrase each."""
     steps, num_sessions = recorded.metrics.steps, recorded.clock.num_sessions
@@ -158,11 +128,3 @@ def _facts(recorded: RecordedRun) -> Iterator[str]:
     sessions = f", in {num_sessions} sessions" if num_sessions > 1 else ""
     speed = mean(each for step in steps if (each := finite(step.tokens_per_s)) is not None)
     yield f"{whole(steps[-1].consumed)} responses, {decimal(speed, ',.0f')} tokens/s{sessions}"
-    lag = mean(each for step in steps if (each := finite(step.lag_mean)) is not None)
-    limit = recorded.run.spec.algorithm.max_policy_lag_steps
-    worst = max(step.lag_max for step in steps)
-    yield f"lag {decimal(lag, '.1f')} versions on average, {worst} at most of {limit}"
-    if known := [step for step in steps if step.has_weights]:
-        low = min(known, key=lambda step: step.ess_ratio)
-        on_policy = f"on-policy {low.on_policy_ess_ratio:.2f}"
-        yield f"lowest ESS ratio {low.ess_ratio:.2f} at step {whole(low.step)} ({on_policy})"

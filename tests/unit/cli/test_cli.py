@@ -37,6 +37,7 @@ spec:
   steps: 400
   algorithm: {maxPolicyLagSteps: 12}
 """
+SHORT = "  sampling: {maxNewTokens: 32}\n"
 
 
 def vcpo(*arguments: object) -> Result:
@@ -83,6 +84,18 @@ class TestHelp:
 
 
 class TestValidate:
+    def test_what_was_found_of_a_run_is_said(self, tmp_path):
+        (tmp_path / "run.yaml").write_text(RUN.replace("{name: m}", f"{{name: {TINY}}}") + SHORT)
+        found = vcpo("validate", tmp_path / "run.yaml").stdout
+        for line in (
+            "steps     400 of 16 prompts x 8 responses: 6,400 prompts in all; lag at most 12",
+            "held out  128 prompts every 25 steps",
+            "workers   main: engine hf (no GPU is here), float32 on the CPU, up to 1",
+            "learner   float32 on the CPU",
+            "memory    0.21 M parameters; at most learner 0.0031 GiB, each worker 0.00078 GiB",
+        ):
+            assert f"\n{line}" in found
+
     def test_a_further_file_lies_over_the_first(self, run_file, tmp_path):
         (tmp_path / "more.yaml").write_text("spec: {algorithm: {maxPolicyLagSteps: 5}}")
         checked = vcpo("validate", run_file, tmp_path / "more.yaml")

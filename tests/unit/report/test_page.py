@@ -1,7 +1,6 @@
 import base64
 import hashlib
 import json
-import math
 import re
 import time
 from html.parser import HTMLParser
@@ -11,10 +10,8 @@ import pytest
 
 from tests.fixtures.samples import make_sample
 from vcpo.api import run_to_yaml
-from vcpo.api.algorithm import Algorithm
 from vcpo.records.journal import Journal, Metrics
 from vcpo.report import RecordedRun, render_report, write_report
-from vcpo.report.page import recipe
 
 HOSTILE = """'"></style></script><script>alert(1)</script><img src=x onerror=alert(1)>"""
 EMPTY = Metrics(steps=(), evaluations=())
@@ -65,18 +62,6 @@ def test_responses_are_shown_with_the_question_the_right_answer_and_their_reward
     assert "What is 3 + 4? right answer 07 before reward 0.5 eight after step 9 reward 1 4" in text
     assert all(words in text for words in ("step 7 reward 1", "reward -0.25", "2 + 2 ="))
     assert not page.tags_named("img")
-
-
-@pytest.mark.parametrize("method", ["vcpo", "grpo", "dapo", "vtrace"])
-def test_the_settings_name_the_recipe_in_force_also_where_the_file_leaves_it_to_the_method(
-    run, method
-):
-    spec = run.spec.model_copy(update={"algorithm": Algorithm(method=method)})
-    page = rendered(run.model_copy(update={"spec": spec}))
-    words = " ".join("".join(Elements(page).words).partition("Settings")[2].split())
-    stages = " · ".join(f"{stage} {value}" for stage, value in recipe(spec.algorithm))
-    assert stages in words
-    assert "None" not in stages
 
 
 def test_every_chart_has_a_figure_and_the_other_way_round(run, make_step):
@@ -173,9 +158,8 @@ def head_of(run, metrics, events=(), **more):
 def test_the_head_answers_what_came_of_the_run(run, make_step, make_evaluation, make_event):
     first, last = make_evaluation(0, 0.35), make_evaluation(4, 0.9)
     dropped = {"surplus": 2, "generation_failed": 45}
-    lows = [make_step(1, ess_ratio=math.nan), make_step(2, ess_ratio=0.25, lag_max=7)]
     end = make_step(4, time_unix_s=1031.0, leased=97, in_flight=2, buffered=3, dropped=dropped)
-    metrics = Metrics(steps=(*lows, end), evaluations=(first, last))
+    metrics = Metrics(steps=(make_step(1), end), evaluations=(first, last))
     events = [make_event("", 1000.0, kind="Started"), make_event("", 1031.0, kind="Complete")]
     assert head_of(run, metrics, events).removeprefix("countdown ") == (
         "complete Held-out reward 0.35 → 0.90 in 4 steps (31s)"
@@ -183,8 +167,7 @@ def test_the_head_answers_what_came_of_the_run(run, make_step, make_evaluation, 
         " 45 of 97 responses failed and were left out with their groups."
         " Fix the cause: the groups left are a biased sample."
         " Not trained on: 47 of 97 responses: failed 45, more than a batch 2 ·"
-        " 45 responses, 200 tokens/s · lag 1.5 versions on average, 7 at most of 8"
-        " · lowest ESS ratio 0.25 at step 2 (on-policy 0.80)"
+        " 45 responses, 200 tokens/s"
     )
 
 
