@@ -148,16 +148,14 @@ def run(
                 )
                 with _hold_directory(directory):
                     outcome = _train(loaded, directory, options)
-                    at_end.enter_context(_last_words(outcome))
+                    if outcome.ending is Ending.INTERRUPTED:
+                        # A further Ctrl-C does not cut off how the run can go on.
+                        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+                        at_end.callback(signal.signal, signal.SIGINT, before)
         except AddressError as error:
             fail(f"--metrics-port: {error}")
-        # The run's own file has what was set.
-        _show_end(
-            directory.spec if changes or files[1:] else files[0],
-            directory,
-            outcome,
-            as_json=as_json,
-        )
+        given_file = directory.spec if changes or files[1:] else files[0]  # has what was set
+        _show_end(given_file, directory, outcome, as_json=as_json)
     raise typer.Exit(int(outcome.ending))
 
 
@@ -206,19 +204,6 @@ def _hold_directory(directory: RunDir) -> Iterator[None]:
                 undo.pop_all()  # it is the other host's
                 fail(f"--run-dir: {error}")
         yield
-
-
-@contextlib.contextmanager
-def _last_words(outcome: RunOutcome) -> Iterator[None]:
-    """Let a further Ctrl-C not cut off how an interrupted run can go on; nothing else is left."""
-    if outcome.ending is not Ending.INTERRUPTED:
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def _train(loaded: VCPORun, directory: RunDir, options: HostOptions) -> RunOutcome:
