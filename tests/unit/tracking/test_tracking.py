@@ -215,7 +215,10 @@ def test_a_disk_that_is_full_for_a_while_costs_the_service_no_step(tmp_path, cap
     journal.step(step(1, reward_mean=1 / 64))
 
     def train():
-        for number in range(2, 31):  # more than a queue of the client's would hold
+        for number in range(2, 31):
+            journal.event(
+                dataclasses.replace(event(1000.0 + number), message="x" * 8192)
+            )  # fills a buffer
             journal.step(step(number, reward_mean=number / 64))
         before.append(limit_file_size(1 << 11))
 
