@@ -319,11 +319,7 @@ def test_the_end_of_its_parent_stops_a_service(service):
 
 
 UNSHARE = ["unshare", "--pid", "--fork", *(["--map-root-user"] if os.getuid() else [])]
-SIGNALS_ITSELF = """
-import os, signal, sys
-os.kill(os.getpid(), signal.SIGTERM)
-sys.exit("it outlived SIGTERM")
-"""
+SIGNALS_ITSELF = "import os, signal, sys; os.kill(os.getpid(), signal.SIGTERM); sys.exit('alive')"
 
 
 @pytest.mark.parametrize("is_first", [False, True], ids=["a process", "the first process"])

@@ -222,11 +222,9 @@ def test_a_disk_that_is_full_for_a_while_costs_the_service_no_step(tmp_path, cap
             journal.step(step(number, reward_mean=number / 64))
         before.append(limit_file_size(1 << 11))
 
-    def make_room():
-        limit_file_size(before[0])
-
     before = []
-    follow(tmp_path, lambda: open_sink(settings, tracked), script(train, make_room, lambda: None))
+    waits = script(train, lambda: limit_file_size(before[0]), lambda: None)
+    follow(tmp_path, lambda: open_sink(settings, tracked), waits)
     assert "File too large" in caplog.text
     shown = tensorboard_scalars(tmp_path / "tensorboard")["task/reward_mean"]
     assert shown == {number: number / 64 for number in range(1, 31)}
