@@ -38,9 +38,7 @@ _LOGGER = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
 _Weights = PayloadMemory | Mapping[str, ChangedElements]
 
-
-def _thread() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(max_workers=1, thread_name_prefix="publication")
+_ONE_THREAD = partial(ThreadPoolExecutor, max_workers=1, thread_name_prefix="publication")
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -57,7 +55,7 @@ class Publication:
     weight_server: WeightServer | None
     """Sends the versions' files; None: all workers see them."""
     gauges: LearnerGauges
-    _thread: ThreadPoolExecutor = field(init=False, default_factory=_thread)
+    _thread: ThreadPoolExecutor = field(init=False, default_factory=_ONE_THREAD)
     _announcing: asyncio.Task[None] | None = field(init=False, default=None)
     """Announcement of the newest version, until it is made."""
 
@@ -136,7 +134,7 @@ class ShardPublication:
     weight_server: WeightServer | None
     """Sends the store's files; None: all workers see them."""
     event_loop: asyncio.AbstractEventLoop
-    _thread: ThreadPoolExecutor = field(init=False, default_factory=_thread)
+    _thread: ThreadPoolExecutor = field(init=False, default_factory=_ONE_THREAD)
     _publishing: Future[None] | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:

@@ -97,11 +97,12 @@ class PolicyStore:
         manifest = manifest_of(
             self.content, policy_version=policy_version, incarnation=self.incarnation
         )
+        bases = [each.base_policy_version for each in self._deltas]
         if self._folder.maps(self.content):
             self._folder.name(full_set_name(policy_version))
-            bases = (each.base_policy_version for each in self._deltas)
-            self._full_sets = deque((*bases, policy_version))
-        elif not self._full_sets or self._is_full_set_due():
+            self._full_sets = deque([*bases, policy_version])
+        elif not self._full_sets or self._full_sets[-1] not in bases:
+            # The deltas take a share of a set at most, which bounds what a joining worker reads.
             if self._folder.is_temporary:  # there is no memory for two
                 self._full_sets.clear()
                 self._remove_replaced()
@@ -150,13 +151,6 @@ class PolicyStore:
         )
         self._folder.write(delta_name(entry), delta)
         self._deltas = useful_deltas([*self._deltas, entry], len(self.content))
-
-    def _is_full_set_due(self) -> bool:
-        """Return whether the kept deltas do not lead from the last full set to the newest version.
-
-        They take a share of its room at most, so this bounds what a joining worker reads.
-        """
-        return self._full_sets[-1] not in {each.base_policy_version for each in self._deltas}
 
     def _remove_replaced(self) -> None:
         """Remove the files of which the newest manifest makes no use."""

@@ -19,6 +19,7 @@ from vcpo.service.persistent_buffers import own_buffers
 from vcpo.wire.weights import CorruptWeightsError, Payload, file_header, tensor_sections
 from vcpo_rollout.engines.engine import EngineError, PolicyWeights
 
+_MAX_PROBLEMS_SHOWN = 5
 _DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -94,9 +95,6 @@ def held_tensor(model: Module, name: str) -> Tensor:
 def held_tensors(model: Module) -> dict[str, Tensor]:
     """Return the state, each tensor under its first name."""
     return {names[0]: held_tensor(model, names[0]) for names in held_names(model)}
-
-
-_MAX_PROBLEMS_SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -71,14 +71,6 @@ def test_bits_that_compare_equal_or_not_at_all_as_numbers_are_carried_over(was, 
     assert apply_delta_of(base, payload) == payload
 
 
-def test_a_matrix_is_flat_to_a_delta():
-    base, payload = (
-        bfloat16(*UNCHANGED[2:], one, two, shape=(150, 2)) for one, two in ((ONE, ONE), (ONE, TWO))
-    )
-    change = read_delta(delta_between(base, payload))["weight"]
-    assert change.positions.tolist() == [299]
-
-
 def test_applying_a_delta_twice_changes_nothing_more():
     base, payload = bfloat16(ONE, *UNCHANGED), bfloat16(TWO, *UNCHANGED)
     delta = delta_between(base, payload)

@@ -423,32 +423,20 @@ def test_a_set_that_gets_the_changes_of_each_version_equals_the_parameters(preci
         assert published == PublishedState(model).whole(precision)
 
 
+@pytest.mark.parametrize("precision", [BFLOAT16, FLOAT32])
 @torch.no_grad()
-def test_a_version_in_which_most_elements_differ_is_a_whole_file():
+def test_a_version_in_which_most_elements_differ_is_a_whole_file(precision):
     model = llama()
     parameters = PublishedState(model)
-    before = parameters.take(FLOAT32)
+    before = parameters.take(precision)
     for each in model.parameters():
         each.add_(1.0)
-    after = parameters.take(FLOAT32)
-    assert after == PublishedState(model).whole(FLOAT32)
-    assert after is before  # whose memory it takes
+    after = parameters.take(precision)
+    assert after == PublishedState(model).whole(precision)
+    # In bfloat16 others may still read the file before; in float32 that is a copy.
+    assert (after is before) is (precision is FLOAT32)
     model.lm_head.weight[0, 0] = 5.0
-    assert parameters.take(FLOAT32)[HEAD].positions.tolist() == [0]
-
-
-@torch.no_grad()
-def test_parameters_found_to_differ_before_the_file_is_given_up_are_in_the_new_one():
-    model = llama()
-    parameters = PublishedState(model)
-    parameters.take(BFLOAT16)
-    model.model.embed_tokens.weight[0] = 3.0  # a few of the first, then all of the others
-    for name, each in model.named_parameters():
-        if name != EMBEDDING:
-            each.copy_(torch.randn_like(each) + 9.0)
-    after = parameters.take(BFLOAT16)
-    assert isinstance(after, bytearray)
-    assert after == PublishedState(model).whole(BFLOAT16)
+    assert parameters.take(precision)[HEAD].positions.tolist() == [0]
 
 
 @torch.no_grad()

@@ -82,16 +82,6 @@ async def test_a_worker_that_is_too_far_behind_gets_the_full_set():
     assert (weights.payload, weights.changes) == (payload_of(89), None)
 
 
-async def test_a_version_retired_meanwhile_is_distinguished_from_a_corrupt_one():
-    with learner_and_worker(0) as (learner, worker):
-        manifest = learner.manifest()
-        for version in (1, 2):  # full sets, without deltas between them
-            prepared = learner.store.prepare(version, bytearray(payload_of(version)))
-            learner.store.publish(prepared)
-        assert await worker.fetch(manifest) is None
-        assert (await worker.fetch()).payload == payload_of(2)
-
-
 @pytest.mark.parametrize("is_held", [False, True], ids=["whole", "delta"])
 @settings(deadline=None, max_examples=15)
 @given(offsets=st.lists(st.integers(0, 4000), max_size=3))

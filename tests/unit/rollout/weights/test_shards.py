@@ -3,7 +3,6 @@
 import contextlib
 from threading import Thread
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -34,21 +33,6 @@ def sent(learner):
     for server in learner.servers:
         server.num_bytes = 0
     return counts
-
-
-@pytest.mark.parametrize("cuts", [TWO_RANKS, THREE_RANKS], ids=["two ranks", "three ranks"])
-async def test_shards_arrive_whole_and_then_as_deltas_each_from_its_own_server(cuts):
-    with sharded_learner(cuts) as learner:
-        worker = ShardedWorker(learner)
-        learner.publish(0, VERSIONS[0])
-        whole = await worker.take()
-        files = [learner.shard_file(n, VERSIONS[0]) for n in range(learner.num_shards)]
-        assert sent(learner) == [len(file) for file in files]
-        learner.publish(1, VERSIONS[1])
-        patched = await worker.take()
-        assert patched.payload is whole.payload
-        assert max(sent(learner)[:2]) < len(files[0]) / 2
-    assert (patched.policy_version, patched.changes.base_policy_version) == (1, 0)
 
 
 async def test_a_shard_that_arrives_while_room_is_made_for_another_is_not_lost(monkeypatch):

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 
+from tests.fixtures.families import SIZES
 from tests.fixtures.learner.dispatcher import make_run
 from tests.fixtures.learner.models import llama, with_buffers
 from tests.fixtures.rollout.models import request_for
@@ -303,30 +304,10 @@ def router_folder(tmp_path_factory):
     """A mixture of experts with a trained bias of its router, whose values bfloat16 has not."""
     torch.manual_seed(0)
     config = DeepseekV3Config(
-        vocab_size=40,
-        hidden_size=32,
-        intermediate_size=32,
-        moe_intermediate_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        n_routed_experts=4,
-        n_shared_experts=1,
-        num_experts_per_tok=2,
-        n_group=2,
-        topk_group=1,
-        first_k_dense_replace=1,
-        q_lora_rank=8,
-        kv_lora_rank=8,
-        qk_rope_head_dim=8,
-        qk_nope_head_dim=8,
-        v_head_dim=8,
-        max_position_embeddings=64,
-        initializer_range=0.3,
-        bos_token_id=None,
-        eos_token_id=None,
-        pad_token_id=0,
-    )
+        **SIZES, moe_intermediate_size=16, n_routed_experts=4, n_shared_experts=1, n_group=2,
+        num_experts_per_tok=2, topk_group=1, first_k_dense_replace=1, q_lora_rank=8,
+        kv_lora_rank=8, qk_rope_head_dim=8, qk_nope_head_dim=8, v_head_dim=8,
+    )  # fmt: skip
     model = DeepseekV3ForCausalLM(config)
     model.model.layers[1].mlp.gate.e_score_correction_bias.copy_(torch.randn(4) / 3)
     folder = tmp_path_factory.mktemp("router")

@@ -67,7 +67,7 @@ def test_a_sequence_that_joins_later_changes_nobodys_numbers(order, sliding_wind
     assert_scored_as_alone(run(batch), model)
 
 
-def test_a_join_computes_only_the_tokens_of_those_who_join():
+def test_a_join_computes_only_the_tokens_of_those_who_join_and_a_groups_prompt_once():
     model = build_model()
     batch = make_batch(model)
     batch.admit([make_draft(LONG)])
@@ -76,18 +76,8 @@ def test_a_join_computes_only_the_tokens_of_those_who_join():
         lambda module, args, kwargs: computed.append(kwargs["input_ids"].shape), with_kwargs=True
     )
     batch.admit([make_draft(SHORT), make_draft(SHORT[::-1])])
-    assert computed == [(2, 2)]
-
-
-def test_the_prompt_of_a_group_is_computed_once():
-    model = build_model()
-    batch = make_batch(model)
-    computed = []
-    model.register_forward_pre_hook(
-        lambda module, args, kwargs: computed.append(kwargs["input_ids"].shape), with_kwargs=True
-    )
     batch.admit([make_draft(prompt) for prompt in (SHORT, MIDDLE, SHORT, SHORT, MIDDLE)])
-    assert computed == [(2, 5)]
+    assert computed == [(2, 2), (2, 5)]
 
 
 def test_rows_are_read_again_after_a_swap_with_masks_that_stay_bounded(monkeypatch):
