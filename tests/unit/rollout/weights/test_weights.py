@@ -304,9 +304,10 @@ def router_folder(tmp_path_factory):
     """A mixture of experts with a trained bias of its router, whose values bfloat16 has not."""
     torch.manual_seed(0)
     config = DeepseekV3Config(
-        **SIZES, moe_intermediate_size=16, n_routed_experts=4, n_shared_experts=1, n_group=2,
-        num_experts_per_tok=2, topk_group=1, first_k_dense_replace=1, q_lora_rank=8,
-        kv_lora_rank=8, qk_rope_head_dim=8, qk_nope_head_dim=8, v_head_dim=8,
+        **SIZES | {"head_dim": 8, "num_key_value_heads": 4}, moe_intermediate_size=16,
+        n_routed_experts=4, n_shared_experts=1, num_experts_per_tok=2, n_group=2, topk_group=1,
+        first_k_dense_replace=1, q_lora_rank=8, kv_lora_rank=8, qk_rope_head_dim=8,
+        qk_nope_head_dim=8, v_head_dim=8,
     )  # fmt: skip
     model = DeepseekV3ForCausalLM(config)
     model.model.layers[1].mlp.gate.e_score_correction_bias.copy_(torch.randn(4) / 3)
