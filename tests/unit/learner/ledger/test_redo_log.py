@@ -176,6 +176,7 @@ async def test_a_folder_that_is_gone_is_not_believed_to_be_written(open_log, tmp
 
 
 async def test_each_write_is_synced_soon(open_log, monkeypatch):
+    assert redo_log._SYNC_S <= 1.0, "the log promises that a machine loses a second at most"
     monkeypatch.setattr(redo_log, "_SYNC_S", 0.01)
     sync, synced = os.fsync, []
     monkeypatch.setattr(os, "fsync", lambda file: synced.append(file) or sync(file))
