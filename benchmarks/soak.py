@@ -96,7 +96,7 @@ class Learner:
 
     def __init__(self, spec: VCPORunSpec, run_dir: Path) -> None:
         incarnation = uuid.uuid4().hex[:8]
-        self._log = RedoLog(run_dir, lambda *_: None, checkpoint_bytes=1 << 40)
+        self._log = RedoLog(run_dir, lambda *_: None)
         self.dispatcher = make_dispatcher(spec, self._log, incarnation)
         folder = VersionFolder(str(run_dir / "store"), incarnation, 0, is_temporary=False)
         self._policies = PolicyStore(folder, incarnation=incarnation, clock=time.monotonic)

@@ -177,7 +177,14 @@ async def _lease_step(
         held_policy_version=dispatcher.policy_version,
         max_trajectories=len(responses),
     )
-    rest = iter(responses)
+    version = dispatcher.policy_version
+    spans = [
+        tuple(replace(each, policy_version=version) for each in one.version_spans)
+        for one in responses
+    ]
+    rest = iter(
+        [replace(one, version_spans=own) for one, own in zip(responses, spans, strict=True)]
+    )
     return [
         (
             assignment.lease_id,
@@ -307,9 +314,7 @@ async def way_to_submit(
     folder: for the files of that way.
     """
     with contextlib.ExitStack() as closing:
-        log = (
-            RedoLog(folder, lambda *_: None, checkpoint_bytes=1 << 40) if name == "log" else NoLog()
-        )
+        log = RedoLog(folder, lambda *_: None) if name == "log" else NoLog()
         if isinstance(log, RedoLog):
             closing.callback(log.close)
         dispatcher = make_dispatcher(spec, log)

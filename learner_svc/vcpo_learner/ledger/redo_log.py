@@ -54,11 +54,6 @@ _FIELDS: Final = {
 }
 _SYNC_S: Final = 1.0
 """Time between two syncs, and so what a machine that fails may lose."""
-_RETRY_S: Final = 5.0
-"""Time between two attempts on a disk that is full or fails."""
-_CHECKPOINT_BYTES: Final = 1 << 30
-"""Size of the changes since a snapshot from which on a checkpoint is due: a start has all of them
-in memory."""
 _UNENDING: Final = "has a damaged size, so what follows it cannot be found"
 
 
@@ -80,14 +75,13 @@ class RedoLog:
     A learner that resumes calls `redo` before the first change is appended.
     """
 
-    def __init__(
-        self,
-        run_dir: Path,
-        event: Callable[[str, str], object],
-        *,
-        checkpoint_bytes: int = _CHECKPOINT_BYTES,
-        retry_s: float = _RETRY_S,
-    ) -> None:
+    retry_s = 5.0
+    """Time between two attempts on a disk that is full or fails."""
+    checkpoint_bytes = 1 << 30
+    """Size of the changes since a snapshot from which on a checkpoint is due: a start has all of
+    them in memory."""
+
+    def __init__(self, run_dir: Path, event: Callable[[str, str], object]) -> None:
         """Open the folder of a run directory, and create it if there is none.
 
         event: tells that the disk is full, and that it has room again.
@@ -98,8 +92,6 @@ class RedoLog:
         self.is_unwritable = False
         """Whether the disk is full or fails: changes wait in memory, and nothing is answered."""
         self._event = event
-        self._checkpoint_bytes = checkpoint_bytes
-        self._retry_s = retry_s
         self._step = self._new_bytes = self._committed = 0
         self._failure: Exception | None = None
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
@@ -123,7 +115,7 @@ class RedoLog:
 
     @property
     def is_checkpoint_due(self) -> bool:
-        return self._new_bytes >= self._checkpoint_bytes
+        return self._new_bytes >= self.checkpoint_bytes
 
     @property
     def spec(self) -> Mapping[str, Any] | None:
@@ -147,7 +139,8 @@ class RedoLog:
         self.position += 1
         self._new_bytes += len(data)
         if self._thread is None:
-            run = partial(self._write, asyncio.get_running_loop(), self._committed)
+            self._tell = asyncio.get_running_loop().call_soon_threadsafe
+            run = partial(self._write, self._committed)
             self._thread = threading.Thread(target=run, name="redo-log", daemon=True)
             self._queue.put(self._step)
             self._thread.start()
@@ -257,20 +250,19 @@ class RedoLog:
             " disk with room"
         )
 
-    def _write(self, loop: asyncio.AbstractEventLoop, number: int) -> None:
+    def _write(self, number: int) -> None:
         """Run the thread. number: of the last change before it."""
-        tell = loop.call_soon_threadsafe
         with contextlib.suppress(RuntimeError):  # the loop has ended, and nobody waits
             try:
-                self._write_until_closed(tell, number)
+                self._write_until_closed(number)
             except Exception as error:  # whoever waits for a change must not wait for ever
-                tell(self._note_failure, error)
+                self._tell(self._note_failure, error)
                 if not self._closing.is_set():
                     raise
 
-    def _write_until_closed(self, tell: Callable[..., object], number: int) -> None:
+    def _write_until_closed(self, number: int) -> None:
         """Write what is in the queue, all that waits at once, and sync every second."""
-        do = partial(self._until_done, tell)
+        do = self._until_done
         file, is_open, sync_at_s = -1, True, time.monotonic() + _SYNC_S
         while is_open:
             entries = _take_all(self._queue, max(0.0, sync_at_s - time.monotonic()))
@@ -290,15 +282,14 @@ class RedoLog:
                     do(_write_frame, file, entry)
                     number += 1
             if number > before:
-                tell(self._note_commit, number)
+                self._tell(self._note_commit, number)
             if not is_open or time.monotonic() >= sync_at_s:
                 do(os.fsync, file)
                 sync_at_s = time.monotonic() + _SYNC_S
+                self._tell(self._note_commit, number)  # the disk works, if it had failed
         os.close(file)
 
-    def _until_done(
-        self, tell: Callable[..., object], do: Callable[..., Any], *arguments: Any
-    ) -> Any:
+    def _until_done(self, do: Callable[..., Any], *arguments: Any) -> Any:
         """Call `do` until the disk lets it succeed, or the log is closed."""
         while True:
             try:
@@ -306,8 +297,8 @@ class RedoLog:
             except FileNotFoundError:
                 raise
             except OSError as error:
-                tell(self._note_error, str(error))
-                if self._closing.wait(self._retry_s):
+                self._tell(self._note_error, str(error))
+                if self._closing.wait(self.retry_s):
                     raise
 
     def _note_error(self, error: str) -> None:
@@ -315,7 +306,7 @@ class RedoLog:
         if not was_unwritable:
             text = (
                 f"{self.path}: {error}; nothing is lost: no work is granted and no submission is"
-                f" answered until it is written; the next attempts follow every {self._retry_s:g} s"
+                f" answered until it is written; the next attempts follow every {self.retry_s:g} s"
             )
             self._event("DiskFull", text)
 

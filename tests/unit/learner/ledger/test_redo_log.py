@@ -39,10 +39,8 @@ def open_log(tmp_path):
     def open_log(**options):
         for earlier in logs:
             earlier.close()
-        log = RedoLog(
-            tmp_path, lambda *event: log.events.append(event), **{"retry_s": 0.01, **options}
-        )
-        log.events = []
+        log = RedoLog(tmp_path, lambda *event: log.events.append(event))
+        vars(log).update({"events": [], "retry_s": 0.01, **options})
         logs.append(log)
         return log
 
@@ -188,6 +186,23 @@ async def test_each_write_is_synced_soon(open_log, monkeypatch):
         async with asyncio.timeout(10):
             while not synced:
                 await asyncio.sleep(0.001)
+
+
+async def test_a_sync_that_failed_holds_up_nothing_once_one_succeeds(open_log, monkeypatch):
+    monkeypatch.setattr(redo_log, "_SYNC_S", 0.01)
+    log, sync, errors = open_log(), os.fsync, [OSError("input/output error")]
+
+    def fail_once(file):
+        if errors:
+            raise errors.pop()
+        sync(file)
+
+    log.append(EVALUATED)
+    await log.wait_until_kept()
+    monkeypatch.setattr(os, "fsync", fail_once)
+    async with asyncio.timeout(10):
+        while [kind for kind, _ in log.events] != ["DiskFull", "DiskHasRoom"]:
+            await asyncio.sleep(0.001)
 
 
 async def test_a_change_that_cannot_be_encoded_leaves_no_gap(open_log):

@@ -258,7 +258,8 @@ async def test_a_run_that_was_stopped_is_not_judged(make_learner):
 
 async def test_a_log_that_grows_fast_makes_checkpoints_due(tmp_path):
     # A step has some 400 bytes in the log: this is ten of sixty steps.
-    log = RedoLog(tmp_path, lambda *_: None, checkpoint_bytes=4_000)
+    log = RedoLog(tmp_path, lambda *_: None)
+    log.checkpoint_bytes = 4_000
     learner = TrainingFixture(tmp_path, log=log, steps=60, checkpoint={"everySteps": 1000})
     await learner.run()
     kinds = [event.kind for event in read_events(tmp_path)]
