@@ -31,15 +31,15 @@ from vcpo_learner.model.skeleton import build_skeleton
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """The command line, see `python -m vcpo_learner.export --help`."""
+    """The command line, see `vcpo export --help`."""
 
     source: Path
-    """Run directory, or one checkpoint."""
-    directory: Path | None
-    """Folder to write; None is one in `exports/` of the run directory."""
-    step: int | None
-    best: bool
-    adapters: bool
+    directory: Path | None = None
+    step: int | None = None
+    best: bool = False
+    adapters: bool = False
+    model: str | None = None
+    trust_remote_code: bool = False
 
 
 def main() -> int:
@@ -59,7 +59,7 @@ def main() -> int:
 def export(options: Options) -> Path:
     """Write a model, or its adapters, from a checkpoint, and return the folder."""
     path, manifest = _choose(options)
-    settings = Model.model_validate(manifest.spec["model"])
+    run_name, settings = _settings(options, path, manifest)
     if options.adapters and settings.lora is None:
         raise StartError(
             "--adapters: the run trains all parameters (no spec.model.lora); omit the option"
@@ -76,9 +76,8 @@ def export(options: Options) -> Path:
         from vcpo_learner.model.lora import add_adapters
 
         add_adapters(skeleton, settings.lora)
-    spec = run_dir / "spec.yaml"
     exporting = ModelExport(
-        load_run(spec).metadata.name if spec.is_file() else path.name,
+        run_name,
         settings,
         skeleton,
         load_tokenizer(name, revision, trust_remote_code=trust),
@@ -88,8 +87,35 @@ def export(options: Options) -> Path:
     return folder
 
 
+def _settings(options: Options, path: Path, manifest: CheckpointManifest) -> tuple[str, Model]:
+    """Return the run's name and its model, as the spec.yaml of the run directory says.
+
+    A checkpoint by itself may be a stranger's: it lets no code run, and chooses no host.
+    """
+    given: dict[str, object] = {}
+    if path != options.source:
+        run = load_run(options.source / "spec.yaml")
+        name, settings = run.metadata.name, run.spec.model
+    else:
+        name, settings = path.name, Model.model_validate(manifest.spec["model"])
+        if settings.trust_remote_code and not options.trust_remote_code:
+            raise StartError(
+                f"{path}: asks to run Python code of its model; read it, give --trust-remote-code"
+            )
+        if options.model is None and not Path(settings.name).is_dir():
+            raise StartError(
+                f"{path}: was trained from {settings.name!r}, which is no directory here; give"
+                " --model, the directory, name on the hub or URL of that model"
+            )
+        given = {"trust_remote_code": False, "revision": None}
+    if options.model is not None:
+        given |= {"name": options.model, "revision": None}
+    if options.trust_remote_code:
+        given["trust_remote_code"] = True
+    return name, settings.model_copy(update=given)
+
+
 def _choose(options: Options) -> tuple[Path, CheckpointManifest]:
-    """Return a checkpoint whose files have their checksums."""
     source, folder = options.source, options.source / "checkpoints"
     if (source / MANIFEST_FILE).is_file():
         return source, checked_manifest(source)
@@ -124,18 +150,13 @@ def _require_replaceable(folder: Path) -> None:
 
 
 def _parse_options() -> Options:
-    parser = argparse.ArgumentParser(
-        prog="python -m vcpo_learner.export",
-        description="Write the model of a checkpoint as a directory that others load.",
-    )
-    parser.add_argument("source", type=Path, help="run directory, or one checkpoint")
-    parser.add_argument(
-        "directory", type=Path, nargs="?", help="folder to write; default: in exports/ of the run"
-    )
-    which = parser.add_mutually_exclusive_group()
-    which.add_argument("--step", type=int, help="step of the checkpoint; default: the newest")
-    which.add_argument("--best", action="store_true", help="the best-evaluated checkpoint")
-    parser.add_argument("--adapters", action="store_true", help="write the LoRA adapters only")
+    parser = argparse.ArgumentParser(description="What `vcpo export` runs; its help is there.")
+    parser.add_argument("source", type=Path)
+    parser.add_argument("directory", type=Path, nargs="?")
+    parser.add_argument("--step", type=int)
+    parser.add_argument("--model")
+    for flag in ("--best", "--adapters", "--trust-remote-code"):
+        parser.add_argument(flag, action="store_true")
     return Options(**vars(parser.parse_args()))
 
 

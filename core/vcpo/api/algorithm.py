@@ -336,8 +336,8 @@ class Evaluation(Section):
     """Optimizer steps between evaluations. One more is always made at the start and at the end.
     Raise it if evaluations take much of the workers' time."""
     prompts: Annotated[int, Field(ge=1, le=65_536)] = 128
-    """Number of held-out prompts; every evaluation uses the same ones. Raise it to tell smaller
-    differences apart: the error of an accuracy is up to 0.5 / sqrt(prompts)."""
+    """Number of held-out prompts; every evaluation uses the same ones, and counts each once. Raise
+    it to tell smaller differences apart: the error of an accuracy is up to 0.5 / sqrt(prompts)."""
     samples_per_prompt: Annotated[int, Field(ge=1, le=1024)] = 1
     """Responses sampled for each held-out prompt."""
     temperature: Annotated[float, Field(ge=0.05, le=5.0)] = 1.0

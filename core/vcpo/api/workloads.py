@@ -119,7 +119,10 @@ class Model(Section):
     """Model to train: a directory (relative to the run file), a name on the Hugging Face hub, or a
     URL that fsspec knows, such as `s3://bucket/folder`. In a cluster a directory must be an
     absolute path of a mounted volume."""
-    revision: Annotated[Text, Field(min_length=1, max_length=128)] | None = None
+    revision: (
+        Annotated[Text, Field(min_length=1, max_length=128, pattern=r"^[^/.][^/.]*([./][^/.]+)*$")]
+        | None
+    ) = None
     """Branch, tag or commit on the Hugging Face hub. If unset, the default branch."""
     trust_remote_code: bool = False
     """If true, Python code in the model's repository may run, with the rights of learner and

@@ -43,6 +43,13 @@ _Best = Annotated[bool, typer.Option("--best", help="The checkpoint with the bes
 _Adapters = Annotated[
     bool, typer.Option("--adapters", help="Write only the LoRA adapters, in the format of peft.")
 ]
+_Model = Annotated[
+    str | None,
+    typer.Option(help="Model that the run started from. [default: that of RUN_DIR's spec.yaml]"),
+]
+_Trust = Annotated[
+    bool, typer.Option("--trust-remote-code", help="Let Python code of that model's folder run.")
+]
 _Output = Annotated[
     Path | None,
     typer.Option(
@@ -59,8 +66,7 @@ _To = Annotated[
     ),
 ]
 _Project = Annotated[
-    str | None,
-    typer.Option(help="With --to: project of W&B. [default: the spec's]"),
+    str | None, typer.Option(help="With --to: project of W&B. [default: the spec's]")
 ]
 _Url = Annotated[
     str | None, typer.Option(help="With --to: address of the service. [default: the spec's]")
@@ -76,6 +82,8 @@ def export(
     step: _Step = None,
     best: _Best = False,
     adapters: _Adapters = False,
+    model: _Model = None,
+    trust_remote_code: _Trust = False,
     output: _Output = None,
     to: _To = None,
     project: _Project = None,
@@ -87,7 +95,8 @@ def export(
     The model has a form that AutoModelForCausalLM.from_pretrained loads; LoRA adapters are merged
     into it. Its number format is that of the model that the run started from. With --adapters only
     the adapters are written, and PeftModel.from_pretrained loads them. Any number of learner
-    processes may have written the checkpoint, and no GPU is needed.
+    processes may have written the checkpoint, and no GPU is needed. Of a CHECKPOINT without its
+    RUN_DIR, --model says where its model is from, and --trust-remote-code whether its code may run.
 
     With --to all steps, evaluations and events are copied, to a run of its own in the service. A
     second copy changes nothing, or adds what came since: `vcpo export RUN --to tensorboard`, then
@@ -104,7 +113,9 @@ def export(
             require_run(source)
         require_modules(EXPORT_MODULES)
         folder = directory or output
-        exec_export(export_arguments(source, folder, step=step, best=best, adapters=adapters))
+        which = {"step": step, "best": best, "adapters": adapters}
+        code = {"model": model, "trust_remote_code": trust_remote_code}
+        exec_export(export_arguments(source, folder, **which, **code))
         return
     require_run(source)
     if step is not None or best or adapters or directory is not None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NoReturn
 
@@ -16,16 +15,15 @@ from vcpo.service.process import module_command
 EXPORT_MODULES: Final = ("torch", "transformers", "vcpo_learner")
 
 
-def export_arguments(
-    source: Path, directory: Path | None, *, step: int | None, best: bool, adapters: bool
-) -> list[str]:
-    """Return the arguments of `python -m vcpo_learner.export`, for the options of `vcpo export`."""
-    flags = {"--best": best, "--adapters": adapters, f"--step={step}": step is not None}
-    places = [source] if directory is None else [source, directory]
-    return [*(flag for flag, is_set in flags.items() if is_set), "--", *map(str, places)]
+def export_arguments(*places: Path | None, **options: object) -> list[str]:
+    """Return the arguments of `python -m vcpo_learner.export`: the options that are given."""
+    given = {f"--{name.replace('_', '-')}": each for name, each in options.items()}
+    named = [f"{name}={each}" for name, each in given.items() if type(each) in {int, str}]
+    flags = [name for name, each in given.items() if each is True]
+    return [*flags, *named, "--", *(str(each) for each in places if each is not None)]
 
 
-def exec_export(arguments: Sequence[str]) -> NoReturn:
+def exec_export(arguments: list[str]) -> NoReturn:
     """Replace this process by the export."""
     command = module_command("vcpo_learner.export", *arguments)
     os.execv(sys.executable, command)  # noqa: S606 - our own module

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, cast
@@ -14,11 +15,12 @@ from vcpo.api.workloads import Model
 from vcpo.records.exported_model import ExportedModel, ExportKind
 from vcpo.service.model_files import local_model
 from vcpo_learner.checkpoints.disk import atomic_folder
+from vcpo_learner.checkpoints.manifest import DamageError
 from vcpo_learner.checkpoints.tensor_files import parameter_shapes, read_buffers, read_parameters
 from vcpo_learner.model.loading import load_policy
+from vcpo_learner.policy_state import policy_state, trainable_parameters
 
 _SHARD_SIZE: Final = "5GB"
-"""Largest file of weights."""
 
 
 @dataclass(slots=True, eq=False)
@@ -52,46 +54,43 @@ class ModelExport:
 
         With LoRA the base model is loaded and the adapters are merged into it.
 
-        tensors: folder of `TensorFiles`.
-
-        Raises:
-            WriteError: if the disk does not take it; the call may be repeated.
+        tensors: folder of `TensorFiles`. A WriteError says that the disk does not take it.
         """
         with atomic_folder(folder) as partial:
             if self.has_adapters:
-                merged = _merge_adapters(self.settings, tensors)
+                merged = _merge_adapters(self.settings, self._read_state(tensors))
                 for name, parameter in merged.named_parameters():
                     parameter.data = parameter.data.to(self._dtype_of(name))
                 merged.save_pretrained(partial, max_shard_size=_SHARD_SIZE)
             else:
-                state = {
-                    name: torch.empty(shape, dtype=self._dtype_of(name))
-                    for name, shape in parameter_shapes(tensors).items()
-                }
-                read_parameters(tensors, state)
-                state |= read_buffers(tensors)
+                state = self._read_state(tensors)
                 self.model.save_pretrained(partial, state_dict=state, max_shard_size=_SHARD_SIZE)
             _name_dtype(partial / "config.json", self._dtype)
             self._write_origin(partial, ExportKind.MODEL, step)
 
     def write_adapters(self, folder: Path, tensors: Path, *, step: int) -> None:
-        """Write adapters and tokenizer so that `PeftModel.from_pretrained` loads them.
-
-        tensors: folder of `TensorFiles`.
-
-        Raises:
-            WriteError: if the disk does not take it; the call may be repeated.
-        """
+        """Write adapters and tokenizer so that `PeftModel.from_pretrained` loads them."""
         from vcpo_learner.model.lora import save_adapters
 
-        adapters = {name: torch.empty(shape) for name, shape in parameter_shapes(tensors).items()}
-        read_parameters(tensors, adapters)
+        adapters = self._read_state(tensors)
         with atomic_folder(folder) as partial:
             save_adapters(self.model, adapters, self.settings, partial)
             self._write_origin(partial, ExportKind.ADAPTERS, step)
 
+    def _read_state(self, tensors: Path) -> dict[str, torch.Tensor]:
+        """Return the state that a checkpoint holds; it must be that of the model, whole."""
+        shapes = parameter_shapes(tensors)
+        dtype_of = (lambda _: torch.float32) if self.has_adapters else self._dtype_of
+        state = {name: torch.empty(shape, dtype=dtype_of(name)) for name, shape in shapes.items()}
+        buffers = read_buffers(tensors)
+        found = shapes | {name: each.shape for name, each in buffers.items()}
+        wanted = {name: each.shape for name, each in policy_state(self.model).items()}
+        if differing := {name for name, _ in found.items() ^ wanted.items()}:
+            raise DamageError(f"{tensors}: tensor {min(differing)}: does not fit the run's model")
+        read_parameters(tensors, state)
+        return state | buffers
+
     def _dtype_of(self, name: str) -> torch.dtype:
-        """Return the number format of a parameter; some families keep a few in float32."""
         model = self.model
         kept = set(model._keep_in_fp32_modules_strict or ())
         if self._dtype is torch.float16:
@@ -109,8 +108,7 @@ class ModelExport:
         ).write(folder)
 
 
-def _merge_adapters(settings: Model, tensors: Path) -> PreTrainedModel:
-    """Load the base model of a run, and merge a checkpoint's adapters into it."""
+def _merge_adapters(settings: Model, adapters: Mapping[str, torch.Tensor]) -> PreTrainedModel:
     # peft takes seconds to import, and few runs need it.
     from vcpo_learner.model.lora import merge_adapters
 
@@ -120,8 +118,8 @@ def _merge_adapters(settings: Model, tensors: Path) -> PreTrainedModel:
         settings.lora,
         trust_remote_code=settings.trust_remote_code,
     )
-    trained = {name: each.data for name, each in model.named_parameters() if each.requires_grad}
-    read_parameters(tensors, trained)
+    for name, parameter in trainable_parameters(model).items():
+        parameter.data = adapters[name]
     merge_adapters(model)
     return model
 

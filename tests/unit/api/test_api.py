@@ -489,6 +489,13 @@ def test_a_nul_character_that_no_path_may_hold_is_reported(field: str):
     assert str(problem) == f"spec.{field}: {told}"
 
 
+@pytest.mark.parametrize("revision", ["../../x", "/etc", "a/../b", "..", "a/", ".hidden"])
+def test_a_revision_names_no_path_out_of_the_cache(revision):
+    with pytest.raises(ValidationError, match="revision"):
+        Model(name="a/b", revision=revision)
+    assert Model(name="a/b", revision="refs/pr/1.0.2-rc").revision
+
+
 def test_all_problems_come_together():
     found = problems("""
 seed: -1

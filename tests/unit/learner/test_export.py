@@ -1,6 +1,8 @@
 """A model from a checkpoint, as `vcpo export` writes it."""
 
 import json
+import shutil
+import socket
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,17 +13,21 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.fixtures.disk_limits import files_of_at_most
-from tests.fixtures.learner.checkpoints import write_checkpoint
+from tests.fixtures.learner.checkpoints import write_checkpoint, write_tensor_files
 from tests.fixtures.learner.dispatcher import make_run
 from tests.fixtures.records import EVALUATION
 from vcpo.api import run_to_yaml
+from vcpo.api.workloads import Lora, Model
 from vcpo.records.exported_model import ExportedModel, ExportKind
 from vcpo.records.journal import Journal
 from vcpo.service.lifecycle import StartError
 from vcpo_learner import export as learner_export
 from vcpo_learner.checkpoints.folder import CheckpointFolder
-from vcpo_learner.checkpoints.manifest import CheckpointError
+from vcpo_learner.checkpoints.manifest import CheckpointError, CheckpointManifest, DamageError
 from vcpo_learner.model.loading import load_policy
+from vcpo_learner.model.lora import add_adapters
+from vcpo_learner.model.model_folder import ModelExport
+from vcpo_learner.model.skeleton import build_skeleton
 
 TINY = str(Path("examples/models/tiny").resolve())
 TOKENS = torch.tensor([[3, 4, 5, 6]])
@@ -57,8 +63,7 @@ def run_dir(tmp_path):
 
 
 def export(source, **options):
-    defaults = {"directory": None, "step": None, "best": False, "adapters": False}
-    return learner_export.export(learner_export.Options(source=source, **(defaults | options)))
+    return learner_export.export(learner_export.Options(source=source, **options))
 
 
 def test_the_model_of_the_newest_checkpoint_loads_anywhere(run_dir):
@@ -136,6 +141,78 @@ def test_the_best_evaluated_checkpoint_may_be_asked_for(run_dir):
     for step, accuracy in [(0, 0.9), (1, 0.5), (2, 0.25)]:
         journal.evaluation(replace(EVALUATION, step=step, accuracy=accuracy))
     assert export(run_dir, best=True).name == "step-00000001"
+
+
+CODE = "from pathlib import Path\nPath(__file__).with_name('ran').touch()\n"
+
+
+@pytest.fixture
+def strangers(run_dir, tmp_path):
+    """A checkpoint of a stranger, whose manifest says what is given; its model has code."""
+    trained_run(run_dir, 1, model={"name": TINY})
+    path = (run_dir / "checkpoints" / "step-00000001").rename(tmp_path / "theirs")
+    model = shutil.copytree(TINY, path / "model")
+    config = json.loads((model / "config.json").read_text())
+    config |= {"model_type": "house", "auto_map": {"AutoConfig": "evil.Config"}}
+    (model / "config.json").write_text(json.dumps(config))
+    (model / "evil.py").write_text(CODE)
+
+    def write(**changes):
+        manifest = CheckpointManifest.read(path)
+        changed = {**manifest.spec["model"], "name": str(model), **changes}
+        spec = {**manifest.spec, "model": changed}
+        manifest.model_copy(update={"spec": spec}).write(path)
+        return path
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "said"),
+    [
+        ({"trustRemoteCode": True}, {}, "asks to run Python code .* give --trust-remote-code"),
+        ({}, {}, r"spec\.model\.trustRemoteCode: "),
+        ({"trustRemoteCode": True}, {"model": TINY}, "asks to run Python code"),
+        ({"name": "http://127.0.0.1:9/x"}, {}, "no directory here; give --model"),
+        ({"name": "file:///etc"}, {}, "no directory here; give --model"),
+        ({"name": "somebody/something"}, {}, "no directory here; give --model"),
+        ({"revision": "../../x"}, {"model": TINY}, "revision"),
+        ({"lora": {"rank": 2}}, {"model": TINY}, "tensor .* does not fit the run's model"),
+    ],
+)
+def test_the_manifest_of_a_stranger_runs_no_code_and_chooses_no_host(
+    strangers, tmp_path, monkeypatch, changes, options, said
+):
+    monkeypatch.setattr(socket, "socket", None)
+    with pytest.raises((StartError, ValueError), match=said):
+        export(strangers(**changes), directory=tmp_path / "out", **options)
+    assert not [*tmp_path.rglob("ran"), *tmp_path.rglob("out")]
+
+
+def test_the_user_names_the_model_or_the_run_directory_whose_spec_does(run_dir, strangers):
+    folder = export(strangers(revision="of-theirs"), directory=run_dir / "out", model=TINY)
+    assert ExportedModel.read(folder).base_model == TINY
+    path = strangers(trustRemoteCode=True, name="http://127.0.0.1:9/x")
+    path.rename(run_dir / "checkpoints" / "step-00000001")
+    assert ExportedModel.read(export(run_dir)).base_model == TINY
+
+
+@pytest.mark.parametrize("lora", [None, Lora(rank=2)], ids=["whole", "adapters"])
+def test_a_checkpoint_that_is_not_the_whole_model_is_not_exported(tmp_path, lora):
+    model, tokenizer = load_policy(TINY, None, lora)
+    exporting = ModelExport(
+        "run", Model(name=TINY, lora=lora), build_skeleton(TINY, None), tokenizer
+    )
+    add_adapters(exporting.model, lora) if lora else None
+    model.evil = torch.nn.Linear(1, 1, bias=False)
+    more = write_tensor_files(tmp_path / "more", model)
+    del model.evil
+    next(each for each in model.parameters() if each.requires_grad).requires_grad_(False)
+    fewer = write_tensor_files(tmp_path / "fewer", model)
+    for tensors in (more, fewer):
+        with pytest.raises(DamageError, match=r"tensor .*: does not fit the run's model"):
+            exporting.write_model(tmp_path / "out", tensors, step=1)
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.fixture(scope="module")

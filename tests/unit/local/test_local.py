@@ -13,12 +13,12 @@ from vcpo.local.run_dir import RunDir, new_run_dir
 from vcpo.records.journal import METRICS_FILE
 
 
-def test_export_passes_every_option_that_was_given_and_no_other():
-    source = Path("-runs/r")
-    none = export_arguments(source, None, step=None, best=False, adapters=False)
-    assert none == ["--", "-runs/r"]
-    every = export_arguments(source, Path("--odd"), step=0, best=True, adapters=True)
-    assert every == ["--best", "--adapters", "--step=0", "--", "-runs/r", "--odd"]
+def test_export_passes_the_options_that_were_given():
+    run_dir = Path("-runs/r")
+    assert export_arguments(run_dir, None, step=None, best=False) == ["--", "-runs/r"]
+    given = {"step": 0, "best": True, "model": "m", "trust_remote_code": True}
+    options = ["--best", "--trust-remote-code", "--step=0", "--model=m"]
+    assert export_arguments(run_dir, Path("--odd"), **given) == [*options, "--", "-runs/r", "--odd"]
 
 
 def run_of(model: str = "models/tiny") -> VCPORun:
