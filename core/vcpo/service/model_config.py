@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -84,6 +84,16 @@ def load_problem(name: str, error: Exception) -> str:
         )
     reason = " ".join(str(error).split())[:300]
     return f"{_NAME}: {name!r} {problem} ({type(error).__name__}: {reason})"
+
+
+def shape_problem(
+    name: str, mismatched: Iterable[tuple[str, Sequence[int], Sequence[int]]]
+) -> str | None:
+    """Return the first tensor that transformers found in another shape than config.json's."""
+    for tensor, there, wanted in sorted(mismatched):
+        shapes = f"as {list(there)}, and its config.json makes it {list(wanted)}"
+        return f"{_NAME}: {name!r}: its files hold {tensor} {shapes}; fetch both again"
+    return None
 
 
 def untrusted_code(name: str) -> FieldProblem:

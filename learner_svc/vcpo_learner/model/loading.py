@@ -11,7 +11,7 @@ from typing import Any, Final, cast
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from transformers import (
     CONFIG_MAPPING,
@@ -24,7 +24,7 @@ from transformers import (
 
 from vcpo.api.workloads import Lora, Precision
 from vcpo.service.lifecycle import StartError
-from vcpo.service.model_config import config_problem, load_problem
+from vcpo.service.model_config import config_problem, load_problem, shape_problem
 from vcpo.service.rotary_table import fix_rotary_table
 from vcpo.service.vocabulary import keep_vocabulary
 from vcpo_learner.policy_state import trainable_parameters, trained_buffers
@@ -60,9 +60,7 @@ def load_policy(
     The model carries its vocabulary. Its `config.dtype` is that of the files, in which an export is
     written.
 
-    lora: adapters to train instead of the weights; None trains all weights.
     context_tokens: longest prompt and response of the run; None for the model's context.
-    trust_remote_code: whether Python code of the model's repository may run.
     """
     dtype = check_config(name, revision, trust_remote_code=trust_remote_code)
     try:
@@ -72,11 +70,15 @@ def load_policy(
             trust_remote_code=trust_remote_code,
             dtype=torch.float32,
             use_safetensors=True,
+            ignore_mismatched_sizes=True,  # told below
             output_loading_info=True,
         )
     except UNLOADABLE as error:
         raise ModelLoadError(name, error) from error
-    model, found = cast("tuple[PreTrainedModel, dict[str, set[str]]]", loaded)
+    model, found = cast("tuple[PreTrainedModel, dict[str, set[Any]]]", loaded)
+    if (problem := shape_problem(name, found["mismatched_keys"])) is not None:
+        raise StartError(problem)
+    require_finite(name, model)
     account_for(name, model, missing=found["missing_keys"], unused=found["unexpected_keys"])
     model.config.dtype = dtype
     fix_rotary_table(model, context_tokens)
@@ -149,10 +151,6 @@ def account_for(
     A buffer that the files do not have keeps the value that the architecture gives it, and is
     published. A tensor that the architecture has no place for is left out on both sides, such as
     layers that predict several tokens.
-
-    name: of the model, in the run file.
-    missing: tensors of the model that the files do not hold.
-    unused: tensors of the files that the model has no place for.
     """
     parameters = {each for each, _ in model.named_parameters(remove_duplicate=False)}
     if random := sorted(parameters & set(missing)):
@@ -176,6 +174,15 @@ def account_for(
             name,
             _list_names(left),
         )
+
+
+def require_finite(name: str, model: nn.Module) -> None:
+    """Check that a model's parameters, of which a rank may hold a part, are numbers."""
+    for path, parameter in model.named_parameters():
+        own = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+        if not bool(own.detach().isfinite().all()):
+            found = f"spec.model.name: '{name}' holds NaN or infinity in {path}"
+            raise StartError(f"{found}; fetch its files again, or give another model")
 
 
 def _list_names(names: list[str]) -> str:

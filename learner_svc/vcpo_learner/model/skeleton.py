@@ -45,6 +45,7 @@ from vcpo_learner.model.loading import (
     hold_base_short,
     load_policy,
     load_vocabulary,
+    require_finite,
 )
 from vcpo_learner.policy_state import persistent_buffers
 from vcpo_learner.ranks.ranks import Ranks
@@ -82,6 +83,7 @@ def load_on_ranks(
         place_model(network, ranks, precision)
     if not is_whole:
         fill_skeleton(network, folder, ranks.device, ranks.checkpoint_group)
+        require_finite(name, network.model)
     return network, tokenizer
 
 

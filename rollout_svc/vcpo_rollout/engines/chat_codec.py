@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
@@ -18,6 +19,8 @@ from vcpo_rollout.environments.environment import Message, Prompt
 
 _RESPONSE: Final = "(answer)"
 """Placeholder for a response, to find out what a template writes after one."""
+_ANCHOR: Final = "\n"
+"""Stands before a plain reply while it is encoded, where a tokenizer puts a space before texts."""
 _SYSTEM: Final = "(system)"
 """Placeholder for a system message, to find out whether a template shows one."""
 
@@ -69,6 +72,8 @@ class PromptCodec:
         self._now = datetime.combine(today or datetime.now(UTC).date(), time.min)
         self._has_system_role = self._chat and self._shows_system_messages()
         self._prefix = () if self._chat else self._prefix_tokens()
+        self.turn_end_ids = self._turn_end_ids()
+        """Control token that the template writes after a turn of the model; empty if none."""
 
     def encode(self, prompt: Prompt, *, max_tokens: int | None = None) -> tuple[int, ...]:
         """Return the tokens of a prompt.
@@ -101,7 +106,12 @@ class PromptCodec:
         and the cue for the next turn. The end token is left out if the model sampled one itself.
         """
         if not self._chat:
-            return self._plain_token_ids(text)
+            # Where a tokenizer puts a space before every text, a reply in the middle gets none.
+            encode = self._plain_token_ids
+            anchor, anchored = encode(_ANCHOR), encode(_ANCHOR + text)
+            puts_space = encode(f"{_ANCHOR}a") != anchor + encode("a")
+            is_kept = puts_space and anchored[: len(anchor)] == anchor
+            return anchored[len(anchor) :] if is_kept else encode(text)
 
         def render(texts: Sequence[str]) -> str:
             (reply,) = texts
@@ -195,6 +205,13 @@ class PromptCodec:
             strftime_now=self._now.strftime,  # in place of the template's own clock
         )
         return str(text)
+
+    def _turn_end_ids(self) -> frozenset[int]:
+        first: tuple[int, ...] = ()
+        if self._chat:
+            with contextlib.suppress(ValueError, TemplateError):  # a template of single turns
+                first = self.encode_reply("?", -1, frozenset())[:1]
+        return frozenset(filter(self._control_tokens.is_control, first))
 
     def _prefix_tokens(self) -> tuple[int, ...]:
         """Return the tokens before a text; those after it would end the prompt and are dropped."""

@@ -80,6 +80,9 @@ class ControlTokens:
             token_ids = self.spelled_token_ids(render(self._replace_tokens(texts, spaced)))
         return token_ids
 
+    def is_control(self, token_id: int) -> bool:
+        return token_id in self._special
+
     def spelled_token_ids(self, text: str) -> tuple[int, ...]:
         token_ids = self._tokenizer(text, add_special_tokens=False)["input_ids"]
         return tuple(int(token_id) for token_id in token_ids)

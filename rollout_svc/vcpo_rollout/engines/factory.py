@@ -82,7 +82,7 @@ def load_engine(
         spec=spec,
         group=group,
         tokenizer=tokenizer,
-        end_token_ids=load_end_token_ids(name, tokenizer, revision=revision),
+        end_token_ids=load_end_token_ids(name, tokenizer, codec.turn_end_ids, revision=revision),
         stop_strings=StopStrings.of(spec.sampling, tokenizer),
         seed=seed,
         online_quantization=plan.online_method,

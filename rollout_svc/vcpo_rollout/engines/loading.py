@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import Final
+from typing import Any, Final
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
@@ -30,7 +30,7 @@ from transformers.core_model_loading import revert_weight_conversion
 from transformers.initialization import no_init_weights
 
 from vcpo.api.workloads import Precision
-from vcpo.service.model_config import config_problem, load_problem
+from vcpo.service.model_config import config_problem, load_problem, shape_problem
 from vcpo.service.rotary_table import fix_rotary_table
 from vcpo.service.vocabulary import keep_vocabulary
 from vcpo_rollout.engines.loading_weights import held_tensors
@@ -55,9 +55,6 @@ def load_model_skeleton(
 
     It carries its vocabulary, if it has a tokenizer.
 
-    name: a directory or a model name on the Hugging Face hub.
-    revision: branch, tag or commit on the hub; None is the default branch.
-    trust_remote_code: whether Python code of the model's repository may run.
     context_tokens: longest prompt and response of the run; None for the model's context.
     """
     _check_config(name, revision, trust_remote_code=trust_remote_code)
@@ -89,13 +86,18 @@ def load_state(
     """Return a model's float32 parameters and persistent buffers, each under its first name."""
     _check_config(name, revision, trust_remote_code=trust_remote_code)
     with _explain_errors(name):
-        model = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             name,
             revision=revision,
             trust_remote_code=trust_remote_code,
             dtype=torch.float32,
             use_safetensors=True,
+            ignore_mismatched_sizes=True,  # told below
+            output_loading_info=True,
         )
+    model, found = loaded
+    if (problem := shape_problem(name, found["mismatched_keys"])) is not None:
+        raise ValueError(problem)
     return {key: tensor.detach() for key, tensor in held_tensors(model).items()}
 
 
@@ -111,13 +113,13 @@ def load_tokenizer(
 
 
 def load_end_token_ids(
-    name: str, tokenizer: PreTrainedTokenizerBase, *, revision: str | None = None
+    name: str,
+    tokenizer: PreTrainedTokenizerBase,
+    turn_end_ids: frozenset[int] = frozenset(),
+    *,
+    revision: str | None = None,
 ) -> frozenset[int]:
-    """Return the tokens that end a response.
-
-    They are the tokenizer's end token and those of `generation_config.json`, where chat models name
-    more than one.
-    """
+    """Return the tokens that end a response: of tokenizer, generation config and chat template."""
     try:
         configured = GenerationConfig.from_pretrained(
             name, revision=revision or "main"
@@ -125,7 +127,7 @@ def load_end_token_ids(
     except OSError:
         configured = None
     others = configured if isinstance(configured, list) else [configured]
-    end_token_ids = {tokenizer.eos_token_id, *others} - {None}
+    end_token_ids = {tokenizer.eos_token_id, *others, *turn_end_ids} - {None}
     if not end_token_ids:
         raise ValueError(
             f"spec.model.name: {name!r} names no end token, so no response would ever end; "
@@ -175,8 +177,7 @@ def _explain_errors(name: str) -> Iterator[None]:
 def in_checkpoint_form(model: PreTrainedModel, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return tensors of a model in memory under the names and in the shapes of a checkpoint.
 
-    transformers holds all experts of a layer in one tensor, and names some modules otherwise than
-    files do: `block_sparse_moe` of Mixtral is `mlp` in memory. Versions have the names in memory.
+    transformers holds all experts of a layer in one tensor, and renames some modules.
 
     model: may be without parameters.
     tensors: by the names that the model has for them; of a decoder layer all or none.

@@ -1,5 +1,6 @@
 """Versions in shards: what each rank publishes, and all of them together, bit for bit."""
 
+import json
 import math
 from types import SimpleNamespace
 
@@ -14,7 +15,7 @@ from tests.fixtures.learner.dispatcher import make_run
 from tests.fixtures.learner.models import llama, qwen2, with_buffers
 from tests.fixtures.learner.ranks import run_ranks
 from tests.fixtures.weight_changes import store_in_process
-from vcpo.api.workloads import Lora, Precision
+from vcpo.api.workloads import Lora, Model, Precision
 from vcpo.service.lifecycle import StartError
 from vcpo.service.rotary_table import fix_rotary_table, table_length
 from vcpo.wire.deltas import elements_of, write_changes
@@ -33,9 +34,11 @@ from vcpo_learner.model.published_state import (
     changes_on_device,
     own_rows,
 )
-from vcpo_learner.model.skeleton import build_skeleton, unused_tensors
+from vcpo_learner.model.skeleton import build_skeleton, load_on_ranks, unused_tensors
 from vcpo_learner.policy_state import persistent_buffers
+from vcpo_learner.ranks.ranks import Ranks
 from vcpo_learner.ranks.sharding import local_part, place_model
+from vcpo_rollout.engines.loading import load_state
 
 CONTEXT = 512
 
@@ -97,6 +100,27 @@ def test_a_model_whose_files_lack_a_parameter_is_refused_by_its_name(tmp_path):
     name = save(tmp_path, without=[NORM])
     with pytest.raises(StartError, match=rf"spec\.model\.name: .* no values for {NORM}; they"):
         load_policy(name, None)
+
+
+def test_files_of_another_shape_are_refused_by_tensor_and_shapes(tmp_path):
+    name = save(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"intermediate_size": 48}))
+    said = r"spec\.model\.name: .* files hold model.layers.0.mlp.down_proj.weight as \[.*48\]; "
+    with pytest.raises(StartError, match=said):
+        load_policy(name, None)
+    with pytest.raises(ValueError, match=said):
+        load_state(name)
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_weights_that_are_no_numbers_are_refused_by_tensor(tmp_path, number):
+    name = save(tmp_path, extra={NORM: torch.full((16,), number)})
+    said = f"holds NaN or infinity in {NORM}; fetch its files again"
+    with pytest.raises(StartError, match=said):
+        load_policy(name, None)
+    with pytest.raises(StartError, match=said):
+        load_on_ranks(Model(name=name), Ranks(device=torch.device("cpu")), Precision.FLOAT32)
 
 
 def test_tensors_without_a_place_are_told_by_name(tmp_path, caplog):

@@ -1,12 +1,17 @@
+import copy
 from datetime import date
 from typing import ClassVar
 
 import pytest
 from jinja2 import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from tokenizers import Tokenizer, decoders
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import Metaspace
 from tokenizers.processors import TemplateProcessing
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from tests.fixtures.rollout.tokenizers import byte_level
 from vcpo.api.workloads import PromptFormat
 from vcpo_rollout.engines.chat_codec import PromptCodec
 from vcpo_rollout.environments import Prompt
@@ -95,6 +100,37 @@ def test_a_template_that_changes_responses_is_refused(chatty):
         ValueError, match=r"spec\.environment\.promptFormat: the chat template changes"
     ):
         PromptCodec(chatty, PromptFormat.CHAT).encode_reply("312", 0, frozenset())
+
+
+@pytest.mark.parametrize(
+    ("template", "ends"),
+    [
+        ("{{ m.content }}<|im_end|>\n", ["<|im_end|>"]),
+        ("{{ m.content }}\n<|im_end|>", []),
+        ("{{ m.content | upper }}<|im_end|>", []),
+        ("{{ m.content }}{{ raise_exception('one turn') if loop.index > 1 }}<|im_end|>", []),
+    ],
+)
+def test_the_token_that_a_template_writes_after_a_response_ends_one(template, ends):
+    tokenizer = copy.deepcopy(byte_level())
+    tokenizer.chat_template = f"{{% for m in messages %}}{template}{{% endfor %}}"
+    found = PromptCodec(tokenizer, PromptFormat.CHAT).turn_end_ids
+    assert tokenizer.convert_ids_to_tokens(sorted(found)) == ends
+    assert PromptCodec(tokenizer, PromptFormat.PLAIN).turn_end_ids == frozenset()
+
+
+@pytest.mark.parametrize("text", ["=5", " 5", "\n5", "<b>", "5"])
+def test_a_plain_reply_gets_no_space_that_a_tokenizer_puts_before_texts(text):
+    space = "\N{LOWER ONE EIGHTH BLOCK}"
+    vocabulary = {
+        each: number for number, each in enumerate(["?", "a", f"{space}a", *f"=5<b>\n{space}"])
+    }
+    inner = Tokenizer(BPE(vocabulary, [(space, "a")], unk_token="?"))
+    inner.pre_tokenizer = Metaspace(prepend_scheme="first")
+    inner.decoder = decoders.Metaspace(prepend_scheme="first")
+    codec = PromptCodec(PreTrainedTokenizerFast(tokenizer_object=inner), PromptFormat.PLAIN)
+    whole = [*codec.encode(make_prompt("a")), *codec.encode_reply(text, 1, frozenset())]
+    assert codec.decode(whole, frozenset()) == f"a{text}"
 
 
 @pytest.fixture

@@ -308,11 +308,11 @@ def test_a_skeleton_carries_the_tokens_of_its_folder_and_without_a_tokenizer_non
     assert vocabulary_of(load_model_skeleton(str(bare))) is None
 
 
-def test_end_tokens_are_the_tokenizers_and_the_configured_ones(folder):
+def test_end_tokens_are_the_tokenizers_the_configured_ones_and_the_templates(folder):
     tokenizer = load_tokenizer(str(folder))
     assert load_end_token_ids(str(folder), tokenizer) == {2}
     GenerationConfig(eos_token_id=[1, 2]).save_pretrained(folder)
-    assert load_end_token_ids(str(folder), tokenizer) == {1, 2}
+    assert load_end_token_ids(str(folder), tokenizer, frozenset({3})) == {1, 2, 3}
 
 
 def test_a_model_without_end_token_is_refused(folder):
