@@ -58,7 +58,7 @@ class RouteRecorder:
 
 
 def packed_routes(tokens: Sequence[Tensor]) -> ExpertRoutes | None:
-    """Return routes as they travel; None if there are none, or too many for a message.
+    """Return routes as they travel: of the first tokens, as many as fit a message; None of none.
 
     tokens: each [tokens, layers, choices], in order.
     """
@@ -67,10 +67,9 @@ def packed_routes(tokens: Sequence[Tensor]) -> ExpertRoutes | None:
     routes = torch.cat(list(tokens))
     is_wide = bool(routes.amax() > 255)
     numbers = routes.to(torch.uint16 if is_wide else torch.uint8)
-    if numbers.numel() * numbers.itemsize > MAX_ROUTE_BYTES:
-        return None
+    num_fitting = MAX_ROUTE_BYTES // (numbers[0].numel() * numbers.itemsize)
     return ExpertRoutes(
-        experts=numbers.numpy().tobytes(),
+        experts=numbers[:num_fitting].numpy().tobytes(),
         num_layers=routes.shape[1],
         num_choices=routes.shape[2],
         is_wide=is_wide,

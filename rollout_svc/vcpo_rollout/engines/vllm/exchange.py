@@ -100,10 +100,11 @@ def to_generation(
 
 
 def _to_expert_routes(output: CompletionOutput) -> ExpertRoutes | None:
-    """Return what vLLM's routers chose, [tokens, decoder layers, choices]."""
-    routes = output.routed_experts
-    if routes is None or not 0 < routes.nbytes <= MAX_ROUTE_BYTES:
+    """Return what vLLM's routers chose for the first tokens, as many as fit a message."""
+    routes = output.routed_experts  # [tokens, decoder layers, choices]
+    if routes is None or not routes.nbytes:
         return None
+    routes = routes[: MAX_ROUTE_BYTES // routes[0].nbytes]
     _, num_layers, num_choices = routes.shape
     return ExpertRoutes(
         experts=routes.tobytes(),

@@ -137,11 +137,13 @@ def test_a_model_without_routers_is_refused():
         RouteRecorder(build_model())
 
 
-def test_routes_of_many_experts_take_two_bytes_and_too_many_routes_are_left_out():
+def test_routes_of_many_experts_take_two_bytes_and_of_too_many_the_first_travel():
     few = packed_routes([torch.tensor([[[255, 0]]]), torch.tensor([[[1, 2]]])])
     many = packed_routes([torch.tensor([[[256, 0]]])])
     assert few is not None
     assert many is not None
     assert (few.experts, few.is_wide, few.num_tokens) == (bytes((255, 0, 1, 2)), False, 2)
     assert (many.experts, many.is_wide, many.num_tokens) == (bytes((0, 1, 0, 0)), True, 1)
-    assert packed_routes([torch.zeros(MAX_ROUTE_BYTES + 1, 1, 1, dtype=torch.int64)]) is None
+    assert packed_routes([]) is None
+    long = packed_routes([torch.full((MAX_ROUTE_BYTES // 8, 3, 2), 300, dtype=torch.int16)])
+    assert (long.num_tokens, long.experts[:2]) == (MAX_ROUTE_BYTES // 12, bytes((44, 1)))

@@ -97,7 +97,9 @@ def test_routes_are_taken_as_vllm_returns_them(dtype, is_wide):
     )
 
 
-def test_without_routes_or_with_too_many_a_response_has_none():
-    too_many = np.zeros((MAX_ROUTE_BYTES + 1, 1, 1), dtype=np.uint8)
-    for routes in (None, too_many):
+def test_without_routes_a_response_has_none_and_of_too_many_it_has_the_first():
+    for routes in (None, np.zeros((0, 3, 2), dtype=np.uint8)):
         assert to_generation(finished(routes), None).expert_routes is None
+    too_many = np.zeros((MAX_ROUTE_BYTES, 3, 2), dtype=np.uint16)
+    routes = to_generation(finished(too_many), None).expert_routes
+    assert routes.num_tokens == MAX_ROUTE_BYTES // 12
