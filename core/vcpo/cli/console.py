@@ -56,9 +56,10 @@ def fail(message: str) -> NoReturn:
 
 
 def require_run(run_dir: Path) -> None:
-    """Exit if a directory has no run."""
-    if not RunDir(run_dir).has_run:
-        fail(f"RUN_DIR: {run_dir} has no run; give the directory that `vcpo run` printed")
+    """Exit if a directory has no run, or one that this user may not read."""
+    with reading("RUN_DIR", run_dir):
+        if not RunDir(run_dir).has_run:
+            fail(f"RUN_DIR: {run_dir} has no run; give the directory that `vcpo run` printed")
 
 
 def require_modules(modules: Sequence[str]) -> None:
@@ -67,6 +68,16 @@ def require_modules(modules: Sequence[str]) -> None:
         check_installed(modules)
     except MissingPackagesError as error:
         fail(str(error))
+
+
+@contextlib.contextmanager
+def reading(option: str, run_dir: Path) -> Iterator[None]:
+    """Report an OSError of the enclosed code, which looks into a run directory."""
+    try:
+        yield
+    except OSError as error:
+        why = f"{option}: {run_dir} cannot be read ({error.strerror or error})"
+        fail(f"{why}; a run directory is for the user who started the run: ask for a copy")
 
 
 @contextlib.contextmanager

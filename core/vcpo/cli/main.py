@@ -25,7 +25,7 @@ from vcpo.api import (
     missing_gpus,
     with_gpu_defaults,
 )
-from vcpo.cli.console import OUT, fail, say, tell, writing
+from vcpo.cli.console import OUT, fail, reading, say, tell, writing
 from vcpo.cli.events import events, logs
 from vcpo.cli.export import export
 from vcpo.cli.init import init
@@ -222,7 +222,8 @@ def _directory(loaded: VCPORun, path: Path | None, *, resume: bool) -> RunDir:
         with writing("runs", Path("runs")):
             return new_run_dir(loaded.metadata.name, Path("runs"))
     directory = RunDir(path)
-    can_resume = directory.has_run
+    with reading("--run-dir", path):
+        can_resume = directory.has_run
     if resume and not can_resume:
         why = f"has no {directory.spec.name}" if path.exists() else "does not exist"
         fail(
@@ -299,6 +300,12 @@ def _check_continues(loaded: VCPORun, directory: RunDir) -> None:
         fail(
             f"--resume: these changes are not possible for a run of {directory.path}:{changes}\n"
             f"undo them, resume with {directory.spec}, or give another directory"
+        )
+    taken = max((each.step for each in read_metrics(directory.path).steps), default=0)
+    if taken > loaded.spec.steps:
+        fail(
+            f"--resume: spec.steps is {loaded.spec.steps}, and the run has taken {taken} steps;"
+            f" give {taken} or more, or another directory"
         )
 
 

@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from pydantic import TypeAdapter
+
 FOLDER: Final = "samples"
 SAMPLES_PER_STEP: Final = 8
 """Most responses that a step keeps."""
@@ -154,10 +156,10 @@ def _evaluations(run_dir: Path) -> list[Path]:
 def _read(path: Path) -> Iterator[Sample]:
     with contextlib.suppress(OSError):  # removed in the meantime
         for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
-            with contextlib.suppress(ValueError, TypeError, KeyError):
+            with contextlib.suppress(ValueError, RecursionError):
                 yield sample_of(json.loads(line))
 
 
 def sample_of(entry: Mapping[str, Any]) -> Sample:
     """Return what `dataclasses.asdict` made of a sample, also after a way through JSON."""
-    return Sample(**{**entry, "group_rewards": tuple(entry["group_rewards"])})
+    return TypeAdapter(Sample).validate_python(entry)

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -238,6 +239,15 @@ class TestRun:
         ]
         assert (used / "spec.yaml").read_bytes() == before
 
+    def test_a_run_that_has_taken_more_steps_is_not_cut(self, run_file, tmp_path):
+        used = complete_run(run_file, tmp_path / "used", step=400)
+        Journal(used.path).step(replace(STEP, step=158))
+        before = used.spec.read_bytes()
+        asked = vcpo("run", run_file, f"--run-dir={used.path}", "--resume", "--steps", "157")
+        assert (asked.exit_code, used.spec.read_bytes()) == (USER_ERROR, before)
+        said = "--resume: spec.steps is 157, and the run has taken 158 steps; give 158 or more"
+        assert asked.stderr.startswith(said)
+
     @pytest.mark.parametrize("below", ["", "runs/mine"], ids=["itself", "a folder above"])
     def test_a_directory_that_cannot_be_made_is_reported_in_a_sentence(
         self, run_file, tmp_path, below
@@ -351,7 +361,7 @@ async def test_the_files_of_a_new_task_are_a_run_and_pass_their_own_test(tmp_pat
     assert run.spec.environment.parameters == {"path": str(folder / names[3])}
     assert [reward.name for reward in run.spec.environment.rewards] == ["word_sums:reward"]
     import_from_run_folder(run)
-    await try_environment(run)
+    assert await try_environment(run) == ()  # nothing repeats, and enough is held out
     test = importlib.import_module("test_word_sums")
     checks = [each for name, each in vars(test).items() if name.startswith("test_")]
     assert len(checks) == 2

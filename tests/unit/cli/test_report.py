@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+from pathlib import Path
+
 import pytest
 from typer.testing import CliRunner, Result
 
@@ -38,6 +41,25 @@ def make_run(tmp_path):
         return directory.path
 
     return make_run
+
+
+@pytest.mark.parametrize("command", ["report", "export", "samples", "events", "logs", "run"])
+def test_a_run_of_another_user_is_said_in_a_sentence(command, monkeypatch, tmp_path):
+    real = Path.exists
+
+    def exists(path):
+        if str(path).startswith("/theirs"):
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return real(path)
+
+    spec = "{model: {name: m}, environment: {name: countdown}, steps: 3}"
+    run_file = tmp_path / "run.yaml"
+    run_file.write_text(f"metadata: {{name: r}}\nspec: {spec}\n")
+    monkeypatch.setattr(Path, "exists", exists)
+    given = [run_file, "--run-dir", "/theirs"] if command == "run" else ["/theirs"]
+    asked = CliRunner().invoke(app, [command, *map(str, given)])
+    assert asked.exit_code == USER_ERROR
+    assert "/theirs cannot be read (Permission denied); a run directory is for" in asked.stderr
 
 
 @pytest.mark.parametrize("command", ["report", "export", "events", "logs"])
