@@ -1,6 +1,6 @@
 """Sums for a chat model: an environment of one's own, beside the file of its run.
 
-environment: {name: "sums:Sums", parameters: {values: [1, 12]}}
+environment: {name: "sums:Sums", parameters: {values: [1, 99]}}
 """
 
 import re
@@ -17,14 +17,18 @@ class Sums:
     values: smallest and largest number.
     """
 
-    def __init__(self, *, seed: int, values: tuple[int, int] = (1, 12)) -> None:
+    def __init__(self, *, seed: int, values: tuple[int, int] = (1, 99)) -> None:
         self._seed = seed
         self._values = parse_span("values", values, lowest=1, highest=1_000_000)
 
     def prompt(self, split: Split, index: int) -> Prompt:
         """Return a sum; its `answer` is the number."""
         first, second = draw_item(
-            seed=self._seed, split=split, index=index, propose=self._propose, key="sums/{}".format
+            seed=self._seed,
+            split=split,
+            index=index,
+            propose=self._propose,
+            key=lambda pair: f"sums/{sorted(pair)}",  # 3 + 4 is in the split of 4 + 3
         )
         text = f"What is {first} + {second}? Answer with the number alone."
         return Prompt(text=text, answer=str(first + second))

@@ -159,7 +159,7 @@ def run_collapse(metrics: Metrics) -> RunCollapse | None:
     Windows of steps are judged as the learner's guards did, under the step that ends each.
     """
     accuracies = [(each.step, each.accuracy) for each in metrics.evaluations]
-    num_rewards = max(1, min((each.num_trajectories for each in metrics.evaluations), default=1))
+    num_prompts = max(1, min((each.num_prompts for each in metrics.evaluations), default=1))
     windows = [
         (step.step, step.reward_window_mean, step.reward_window_error)
         for step in metrics.steps
@@ -167,7 +167,7 @@ def run_collapse(metrics: Metrics) -> RunCollapse | None:
     ]
     found = {
         Measure.ACCURACY: find_collapse(
-            accuracies, errors=[share_error(one, num_rewards) for _, one in accuracies]
+            accuracies, errors=[share_error(one, num_prompts) for _, one in accuracies]
         ),
         Measure.REWARD: find_collapse(
             [(step, mean) for step, mean, _ in windows], errors=[error for _, _, error in windows]

@@ -80,7 +80,7 @@ def due_alerts(
     shown until the next one, but for that after the last step.
     """
     accuracies = [each.accuracy for each in evaluations][:-1]
-    errors = [share_error(each.accuracy, each.num_trajectories) for each in evaluations][:-1]
+    errors = [share_error(each.accuracy, each.num_prompts) for each in evaluations][:-1]
     lasted = {
         "VCPOEvaluationFalling": any(
             num_low_at_end(accuracies[:end], errors=errors[:end]) >= 2

@@ -186,7 +186,7 @@ def metrics_of(rewards=(), accuracies=(), levels=(), consumed_per_step=128):
             for index, reward in enumerate(rewards)
         ),
         evaluations=tuple(
-            evaluation_record(step=10 * index, accuracy=accuracy, num_trajectories=512)
+            evaluation_record(step=10 * index, accuracy=accuracy, num_prompts=512)
             for index, accuracy in enumerate(accuracies)
         ),
     )
@@ -200,9 +200,9 @@ class TestCollapse:
 
     def test_the_chance_of_few_responses_is_no_collapse(self):
         low = ((0, 0.0625), (7, 0.0))
-        few = [evaluation_record(step=at, accuracy=one, num_trajectories=16) for at, one in low]
+        few = [evaluation_record(step=at, accuracy=one, num_prompts=16) for at, one in low]
         assert run_collapse(Metrics(steps=(), evaluations=tuple(few))) is None
-        many = [replace(each, num_trajectories=512) for each in few]
+        many = [replace(each, num_prompts=512) for each in few]
         found = run_collapse(Metrics(steps=(), evaluations=tuple(many)))
         assert found.measure is Measure.ACCURACY
 

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import keyword
 import re
+from itertools import combinations_with_replacement
 from pathlib import Path
 from string import Template
 from typing import Annotated, Final
@@ -74,16 +75,14 @@ def test_any_other_text_is_not():
     for wrong in ("", "I do not know.", "7 or 8"):
         assert sum(reward(PROMPT, wrong).values()) == 0.0
 ''')
-_HIGHEST: Final = 20
+_HIGHEST: Final = 40
 
 
 def _rows() -> str:
-    """Return the rows of the task: all sums of two numbers up to 20."""
-    numbers = range(_HIGHEST + 1)
+    """Return all sums of two numbers, each once: 3 + 4 and not 4 + 3."""
     rows = (
         {"prompt": f"What is {a} + {b}? Answer with the number alone.", "answer": f"{a + b}"}
-        for a in numbers
-        for b in numbers
+        for a, b in combinations_with_replacement(range(_HIGHEST + 1), 2)
     )
     return "".join(f"{json.dumps(row)}\n" for row in rows)
 

@@ -12,11 +12,14 @@ import dataclasses
 import errno
 import json
 import logging
+import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
 
 from vcpo.records.step_record import StepRecord
 
@@ -58,6 +61,8 @@ class EvaluationRecord:
     time_unix_s: float
     accuracy: float
     """Mean reward of the responses to held-out prompts."""
+    num_prompts: int
+    """Distinct prompts among them."""
     num_trajectories: int
     policy_version_min: int
     """Oldest and newest version that sampled a token of the responses."""
@@ -219,15 +224,19 @@ def _metrics_records(lines: bytes) -> Iterator[StepRecord | EvaluationRecord]:
                 yield from _record(EvaluationRecord, entry)
 
 
-_Record = TypeVar("_Record")
+_ADAPTERS: Final[Mapping[type, TypeAdapter[Any]]] = {
+    each: TypeAdapter(each) for each in (StepRecord, EvaluationRecord, EventRecord)
+}
+_Record = TypeVar("_Record", StepRecord, EvaluationRecord, EventRecord)
 
 
-def _record(record_type: Callable[..., _Record], entry: Mapping[str, Any]) -> Iterable[_Record]:
-    """Return the record; nothing if its fields are those of another version."""
+def _record(record_type: type[_Record], entry: Mapping[str, Any]) -> Iterable[_Record]:
+    """Return the record; nothing if its fields are those of another version, or no numbers."""
     try:
-        return [record_type(**entry)]
-    except TypeError:
+        record: _Record = _ADAPTERS[record_type].validate_python(entry)
+    except ValidationError:
         return []
+    return [record] if math.isfinite(record.time_unix_s) else []
 
 
 def _entries(lines: bytes) -> Iterator[dict[str, Any]]:

@@ -32,7 +32,10 @@ class EvaluationResult:
     """Optimizer steps taken when the round began."""
     accuracy: float
     """Mean reward of the responses, without rewards that are far from the others."""
+    num_prompts: int
+    """Distinct prompts with a response; one that repeats another counts for nothing."""
     num_trajectories: int
+    """Responses to these prompts."""
     policy_version_min: int
     policy_version_max: int
     first_responses: Mapping[int, Trajectory]
@@ -80,9 +83,8 @@ class EvaluationRound:
             )
             for index in range(spec.evaluation.prompts if self.is_running else 0)
         )
-        self._responses: list[Trajectory] = []
-        self._first_responses: dict[int, Trajectory] = {}
-        """Responses that are shown, by prompt."""
+        self._responses: dict[int, list[Trajectory]] = {}
+        """By prompt, in the order in which they came."""
 
     @property
     def done(self) -> bool:
@@ -123,10 +125,7 @@ class EvaluationRound:
             return [self.leases.outcome_when_closed(lease_id)] * len(trajectories)
         outcomes = self.leases.accept(lease, trajectories)
         if not lease.num_missing:
-            arrived = list(lease.accepted.values())
-            self._responses.extend(arrived)
-            if lease.prompt_index < _PROMPTS_SHOWN:
-                self._first_responses.setdefault(lease.prompt_index, arrived[0])
+            self._responses.setdefault(lease.prompt_index, []).extend(lease.accepted.values())
         return outcomes
 
     def fail(self, lease_id: str, *, is_too_long: bool = False) -> None:
@@ -151,15 +150,22 @@ class EvaluationRound:
         """Return the result; None if no response arrived."""
         if not self._responses:
             return None
-        versions = [span.policy_version for one in self._responses for span in one.version_spans]
+        distinct: dict[tuple[int, ...], list[Trajectory]] = {}
+        for _, own in sorted(self._responses.items()):
+            distinct.setdefault(tuple(own[0].prompt_token_ids), own)
+        responses = [each for own in distinct.values() for each in own]
+        versions = [span.policy_version for one in responses for span in one.version_spans]
         return EvaluationResult(
             step=self._step,
             # One reward that is far from the others would make a checkpoint the best for ever.
-            accuracy=fmean(near_rewards([response.reward for response in self._responses])),
-            num_trajectories=len(self._responses),
+            accuracy=fmean(near_rewards([response.reward for response in responses])),
+            num_prompts=len(distinct),
+            num_trajectories=len(responses),
             policy_version_min=min(versions),
             policy_version_max=max(versions),
-            first_responses=dict(sorted(self._first_responses.items())),
+            first_responses={
+                at: own[0] for at, own in sorted(self._responses.items()) if at < _PROMPTS_SHOWN
+            },
         )
 
     def _release(self, leases: Sequence[Lease]) -> int:

@@ -152,7 +152,7 @@ class LearnerGauges:
         accuracies: of all evaluations of the run up to this one, by step.
         """
         values = [accuracies[step] for step in sorted(accuracies)]
-        errors = [share_error(each, record.num_trajectories) for each in values]
+        errors = [share_error(each, record.num_prompts) for each in values]
         self._metrics.low_evaluations.set(num_low_at_end(values, errors=errors))
         self._metrics.evaluation_accuracy.set(record.accuracy)
         self._metrics.evaluation_timestamp_s.set(record.time_unix_s)

@@ -373,6 +373,7 @@ class TrainingLoop:
             step=result.step,
             time_unix_s=time.time(),
             accuracy=result.accuracy,
+            num_prompts=result.num_prompts,
             num_trajectories=result.num_trajectories,
             policy_version_min=step_of(result.policy_version_min),
             policy_version_max=step_of(result.policy_version_max),
@@ -383,10 +384,11 @@ class TrainingLoop:
         self.signals.accuracy = record.accuracy
         self.gauges.record_evaluation(record, self.dispatcher.ledger.accuracies)
         _LOGGER.info(
-            "evaluation of step %d: accuracy %.3f over %d responses",
+            "evaluation of step %d: accuracy %.3f over %d responses to %d prompts",
             record.step,
             record.accuracy,
             record.num_trajectories,
+            record.num_prompts,
             extra={"step": record.step, "accuracy": record.accuracy},
         )
 

@@ -32,8 +32,8 @@ REWARD = "task/reward_mean"
 
 
 EVALUATION = EvaluationRecord(
-    step=2, time_unix_s=1002.5, accuracy=0.25, num_trajectories=4, policy_version_min=2,
-    policy_version_max=2,
+    step=2, time_unix_s=1002.5, accuracy=0.25, num_prompts=4, num_trajectories=4,
+    policy_version_min=2, policy_version_max=2,
 )  # fmt: skip
 EVENT = EventRecord(time_unix_s=1001.5, source="learner", kind="CheckpointSaved", message="step 1")
 

@@ -26,6 +26,10 @@ def make_round(clock):
     return make
 
 
+def answers_to(lease, **details):
+    return make_trajectories(lease, prompt_token_ids=(3, lease.prompt_index), **details)
+
+
 def grant(round_, room, *, worker="w"):
     return round_.grant(worker, max_trajectories=room, policy_version=7)
 
@@ -46,12 +50,13 @@ def test_a_prompt_that_does_not_fit_a_worker_is_shared_between_leases(make_round
 def test_the_result_is_the_mean_reward_and_the_range_of_versions(make_round):
     round_ = make_round()
     first, second = grant(round_, 2)
-    round_.submit(first.lease_id, make_trajectories(first, reward=1.0, versions=(6, 7)))
-    round_.submit(second.lease_id, make_trajectories(second, reward=0.5, versions=(7, 9)))
+    round_.submit(first.lease_id, answers_to(first, reward=1.0, versions=(6, 7)))
+    round_.submit(second.lease_id, answers_to(second, reward=0.5, versions=(7, 9)))
     result = replace(round_.result(), first_responses={})
     assert result == EvaluationResult(
         step=7,
         accuracy=0.75,
+        num_prompts=2,
         num_trajectories=2,
         policy_version_min=6,
         policy_version_max=9,
@@ -59,10 +64,21 @@ def test_the_result_is_the_mean_reward_and_the_range_of_versions(make_round):
     )
 
 
+def test_a_prompt_that_repeats_another_counts_for_nothing(make_round):
+    round_ = make_round(num_prompts=5, samples_per_prompt=2)
+    for lease in grant(round_, 10):
+        asked, reward = ((1,), 1.0) if lease.prompt_index % 2 else ((2,), 0.5)
+        reward *= lease.prompt_index < 2
+        answers = make_trajectories(lease, reward=reward, prompt_token_ids=asked)
+        round_.submit(lease.lease_id, answers)
+    result = round_.result()
+    assert (result.accuracy, result.num_prompts, result.num_trajectories) == (0.75, 2, 4)
+
+
 def test_one_response_to_each_of_the_first_eight_prompts_is_kept_to_be_shown(make_round):
     round_ = make_round(num_prompts=9, samples_per_prompt=2)
     leases = grant(round_, 18)
-    answers = {lease.prompt_index: make_trajectories(lease) for lease in leases}
+    answers = {lease.prompt_index: answers_to(lease) for lease in leases}
     for lease in reversed(leases):  # as answers may arrive
         round_.submit(lease.lease_id, answers[lease.prompt_index])
     kept = round_.result().first_responses
@@ -75,7 +91,7 @@ def test_a_reward_that_is_far_from_the_others_makes_no_evaluation_the_best(make_
     round_ = make_round(num_prompts=12)
     rewards = [1.0, 0.0] * 5 + [1.0, 1e4]
     for lease, reward in zip(grant(round_, 12), rewards, strict=True):
-        round_.submit(lease.lease_id, make_trajectories(lease, reward=reward))
+        round_.submit(lease.lease_id, answers_to(lease, reward=reward))
     assert round_.result().accuracy == pytest.approx(6 / 11)
 
 

@@ -187,7 +187,7 @@ def test_exactly_the_phase_of_the_run_is_one(gauges, fixture):
 
 def test_low_evaluations_are_counted_from_those_before_a_restart(gauges):
     before = {100: 0.43, 80: 0.41, 60: 0.72, 0: 0.35}  # as a checkpoint has them: in no order
-    record = evaluation_record(step=120, accuracy=0.4, num_trajectories=256)
+    record = evaluation_record(step=120, accuracy=0.4, num_prompts=256)
     assert value(gauges, "vcpo_low_evaluations_in_a_row") == 0
     gauges.record_evaluation(record, {**before, 120: 0.4})
     assert value(gauges, "vcpo_low_evaluations_in_a_row") == 3
