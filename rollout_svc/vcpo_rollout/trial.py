@@ -7,9 +7,10 @@
                as it lies on the disk, and new adapters are left out, as they change nothing
 
 It ends with 0 after the line `TRIED`, with `CANNOT_START` where a worker would fail, or with
-`NOT_TRIED` where a service does not answer or a call takes long. The message then follows the mark
-of start errors in the log, and begins with the field. With `--samples` standard output gets one
-line of JSON for each message of `vcpo.records.trial` instead; what the user's code prints goes to
+`NOT_TRIED` where a service does not answer or a call takes long. The message is then recorded as
+the end of the process, and begins with the field; with 0 each line of it is a warning. With
+`--samples` standard output gets one line of JSON for each message of `vcpo.records.trial` instead;
+what the user's code prints goes to
 standard error.
 """
 
@@ -19,12 +20,14 @@ import argparse
 import asyncio
 import errno
 import json
+import logging
 import os
 import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from logging.handlers import BufferingHandler
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn, TextIO, TypeVar
 
@@ -44,6 +47,7 @@ from vcpo_rollout.environments.environment import (
     MultiTurnEnvironment,
     Prompt,
     Split,
+    make_environment,
 )
 from vcpo_rollout.gauges import RolloutGauges
 from vcpo_rollout.generation.environment_pool import (
@@ -70,6 +74,9 @@ _MAKE_S: Final = 60.0
 _UNREACHABLE: Final = {errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN}
 _SEEDS: Final = 1 << 20
 """More than the prompts of a trial, so that two runs' seeds share none."""
+_FEW_REPEATED: Final = 0.9
+"""Share of an evaluation's prompts that differ, from which on nothing is said of the others."""
+_MOST_WARNINGS: Final = 100
 _NOBODY: frozenset[int] = frozenset()
 """No end tokens: a text keeps all of its own."""
 
@@ -96,7 +103,7 @@ def main() -> NoReturn:
             run = parse_run(sys.stdin.read(), source="standard input")
             import_from_run_folder(run)
         if options.environment:
-            asyncio.run(try_environment(run))
+            record_end("\n".join(asyncio.run(try_environment(run))))
         elif options.engine:
             _try_engines(run)
         elif options.model:
@@ -157,16 +164,16 @@ def _try_model(run: VCPORun) -> None:
 
 async def try_environment(
     run: VCPORun, *, call_s: float = _CALL_S, make_s: float = _MAKE_S
-) -> None:
-    """Make a run's environment, and make each kind of call that a worker makes.
+) -> tuple[str, ...]:
+    """Make a run's environment, and make each kind of call that a worker makes; return warnings.
 
-    call_s: longest wait for one call.
+    call_s: longest wait for one call, and about the longest for all evaluation prompts; after it,
+        and where a service does not answer, a NotTriedError names the field.
     make_s: longest wait for the environment's class.
-
-    Raises:
-        NotTriedError: naming the field, where a service did not answer, or a call takes long.
     """
     settings = run.spec.environment
+    told = BufferingHandler(_MOST_WARNINGS)
+    logging.getLogger(make_environment.__module__.rpartition(".")[0]).addHandler(told)
     gauges = RolloutGauges(RolloutMetrics(run=run.metadata.name, group="trial"))
     maker = EnvironmentThreads(1, gauges=gauges, timeout_s=make_s)
     try:
@@ -190,6 +197,8 @@ async def try_environment(
             " must return the same prompt for the same seed, split and index"
         )
     await calls.judge(prompt)
+    warnings = [line.getMessage() for line in told.buffer]
+    return (*warnings, *await calls.repeated(run.spec.evaluation.prompts))
 
 
 class _Calls:
@@ -198,25 +207,33 @@ class _Calls:
     def __init__(
         self, run: VCPORun, environment: Environment, call_s: float, gauges: RolloutGauges
     ) -> None:
-        spec = run.spec
+        settings, self.environment = run.spec.environment, environment
         own = environment.environment if isinstance(environment, JudgedEnvironment) else environment
-        self.environment = environment
-        self.owner = f"{type(own).__name__}."
-        self.field = "environment.name"
-        self.cure = "the class" if ":" in spec.environment.name else "environment.parameters"
-        self.most_reward = spec.environment.max_absolute_reward
-        self.allowed_s = spec.environment_timeout_s
+        self.owner, self.field = f"{type(own).__name__}.", "environment.name"
+        self.cure = "the class" if ":" in settings.name else "environment.parameters"
+        self.most_reward = settings.max_absolute_reward
+        self.allowed_s = run.spec.environment_timeout_s
         self.waited_s = min(call_s, self.allowed_s)
         self.threads = EnvironmentThreads(1, gauges=gauges, timeout_s=self.waited_s)
 
     async def prompt(self, split: Split, index: int) -> Prompt:
-        """Return a prompt of the environment."""
         make = self.environment.prompt
         return await self._call(
             f"prompt('{split}', {index})",
             FailureCause.PROMPT,
             lambda: require_type(make(split, index), Prompt, make),
         )
+
+    async def repeated(self, num_prompts: int) -> list[str]:
+        """Return a warning if many of an evaluation's prompts, as far as tried, repeat others."""
+        loop, texts = asyncio.get_running_loop(), list[str]()
+        end_s = loop.time() + self.waited_s
+        while len(texts) < num_prompts and loop.time() < end_s:
+            texts.append((await self.prompt(Split.EVALUATION, len(texts))).text)
+        found = len(set(texts))
+        told = f"of {len(texts)} prompts only {found} differ, and an evaluation counts each once"
+        warning = f"evaluation.prompts: {told}; set {found}, or give the environment more"
+        return [] if found >= _FEW_REPEATED * len(texts) else [warning]
 
     async def judge(self, prompt: Prompt) -> None:
         """Have a response judged; in a conversation, after one turn."""
@@ -259,7 +276,6 @@ class _Calls:
     async def _call(
         self, name: str, cause: FailureCause, function: Callable[[], _Result]
     ) -> _Result:
-
         def guarded() -> _Result:
             with environment_errors(cause):
                 return function()
@@ -295,7 +311,6 @@ class _Calls:
 
 
 def _is_unanswered(error: BaseException | None) -> bool:
-    """Return whether an error, or what it was raised from, is that a service does not answer."""
     while error is not None:
         if isinstance(error, ConnectionError | TimeoutError | socket.gaierror):
             return True
@@ -350,7 +365,6 @@ def _local_spec(spec: VCPORunSpec) -> VCPORunSpec:
 
 
 async def _swap_in_own_weights(spec: VCPORunSpec, sampler: Sampler) -> None:
-    """Have the engine use the model's own weights, prepared as a worker prepares a version."""
     import safetensors.torch
 
     from vcpo_rollout.engines.engine import PolicyWeights
@@ -369,7 +383,6 @@ async def _swap_in_own_weights(spec: VCPORunSpec, sampler: Sampler) -> None:
 
 
 def _lease(spec: VCPORunSpec, prompt_index: int) -> work_pb2.Lease:
-    """Return the work on a prompt, as the learner would grant it."""
     return work_pb2.Lease(
         lease_id=f"trial-{prompt_index}",
         split=work_pb2.SPLIT_TRAIN,
@@ -386,8 +399,6 @@ def _lease(spec: VCPORunSpec, prompt_index: int) -> work_pb2.Lease:
 def _samples(
     prompt_index: int, group: Sequence[Trajectory], codec: PromptCodec, *, shows_tokens: bool
 ) -> tuple[Sample, ...]:
-    """Return what people see of a group of responses; texts are whole."""
-
     def text(token_ids: Sequence[int]) -> str:
         return codec.decode(token_ids, _NOBODY)
 

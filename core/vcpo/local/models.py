@@ -19,7 +19,6 @@ from vcpo.service.model_files import is_url, url_problem
 from vcpo.service.rotary_table import table_problems
 
 _NAME = "spec.model.name"
-_NEIGHBORS = 8
 _HUB_TIMEOUT_S = 10.0
 
 
@@ -57,12 +56,8 @@ def model_problems(run: VCPORun) -> Iterator[FieldProblem]:
         message = f"has no readable config.json ({error}); give a model's directory"
         yield FieldProblem(path=_NAME, value=repr(name), message=message)
         return
-    problem = config_problem(
-        config,
-        name,
-        is_known=is_known_family(config),
-        trust_remote_code=run.spec.model.trust_remote_code,
-    )
+    trusts, is_known = run.spec.model.trust_remote_code, is_known_family(config)
+    problem = config_problem(config, name, is_known=is_known, trust_remote_code=trusts)
     if problem is not None:
         yield problem
     message = run.spec.sampling.room_problem(context_tokens(config))
@@ -137,21 +132,13 @@ def _absence(name: str, run_folder: Path) -> str | None:
     first, _, rest = name.partition("/")
     is_below_a_folder = bool(rest) and (run_folder / first).is_dir()
     if name.startswith((".", "/", "~")) or "/" in rest or is_below_a_folder:
-        return f"is no directory (checked {path}){_neighbors(path)}"
+        return f"is no directory (checked {path})"
     if _is_offline():
         return (
             f"is neither a directory ({path}) nor in the Hugging Face cache, and HF_HUB_OFFLINE"
             " forbids the download"
         )
     return None
-
-
-def _neighbors(path: Path) -> str:
-    """List the directories beside a missing one, because its name may be misspelled."""
-    if not path.parent.is_dir():
-        return ""
-    names = sorted(each.name for each in path.parent.iterdir() if each.is_dir())[:_NEIGHBORS]
-    return f"; that folder has {', '.join(names)}" if names else ""
 
 
 def _hub_cache() -> Path:

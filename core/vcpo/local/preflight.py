@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -152,12 +153,10 @@ def _trials(run: VCPORun, *, tries_model: bool) -> Iterator[MachineFindings]:
 
 
 def _try(run: VCPORun, *command: str, needs: str, field: str, name: str) -> MachineFindings:
-    """Return what a trial says of a run: a module that reads its file, and its options.
+    """Return what a trial says of a run, in a process of its own: it runs the user's code.
 
-    Another process does it, because that runs the user's code. Nothing is downloaded.
-
+    command: a module that reads the run's file, and its options; nothing is downloaded.
     needs: the package without which it cannot; a warning then names what is the user's own.
-    field, name: what is tried.
     """
     if importlib.util.find_spec(needs) is None:
         warning = (
@@ -184,15 +183,17 @@ def _try(run: VCPORun, *command: str, needs: str, field: str, name: str) -> Mach
         )
         return MachineFindings(warnings=(f"{field}: {name!r}: {warning}",))
     told = end.read()
+    if process.returncode == 0 and process.stdout.endswith(TRIED):
+        return MachineFindings(warnings=tuple(f"spec.{line}" for line in told.splitlines()))
     named, _, message = told.partition(": ")
     path = f"spec.{named.removeprefix('spec.')}"
+    if re.fullmatch(r"[\w.\[\]-]+", named) is None:  # an exception's own words
+        path, message = field, told
     if told and process.returncode == NOT_TRIED:
         return MachineFindings(warnings=(f"{path}: not tried to the end: {message}",))
     if told:
         return MachineFindings(problems=(FieldProblem(path=path, value="", message=message),))
-    if process.returncode != 0 or not process.stdout.endswith(TRIED):
-        last = (process.stderr.strip().splitlines() or ["no output"])[-1]
-        message = f"its trial ended early, with status {process.returncode}: {last}"
-        problem = FieldProblem(path=field, value=repr(name), message=message)
-        return MachineFindings(problems=(problem,))
-    return MachineFindings()
+    last = (process.stderr.strip().splitlines() or ["no output"])[-1]
+    message = f"its trial ended early, with status {process.returncode}: {last}"
+    problem = FieldProblem(path=field, value=repr(name), message=message)
+    return MachineFindings(problems=(problem,))

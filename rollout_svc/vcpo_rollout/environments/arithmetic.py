@@ -17,7 +17,6 @@ MAX_CHARACTERS: Final = 256
 """Longest expression that is evaluated; ten numbers of 20 digits fit."""
 
 MAX_DEPTH: Final = 64
-"""Deepest nesting that is evaluated, far below Python's recursion limit."""
 
 _ALLOWED: Final = re.compile(r"[0-9+\-*/(). ]+")
 
@@ -31,11 +30,10 @@ _BINARY: Final[Mapping[type[ast.operator], Callable[[Fraction, Fraction], Fracti
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calculation:
-    """The value of an expression, and the numbers in it."""
+    """The value of an expression, and the integers in it, in reading order."""
 
     value: Fraction
     numbers: tuple[int, ...]
-    """The integers written in the expression, in reading order."""
 
 
 class _UnsupportedError(Exception):
@@ -62,7 +60,6 @@ def calculate(expression: str) -> Calculation | None:
 
 
 def _value(node: ast.expr, numbers: list[int], depth_left: int) -> Fraction:
-    """Return a node's value, and append the integers below it to `numbers`."""
     if depth_left == 0:
         raise _UnsupportedError
     match node:

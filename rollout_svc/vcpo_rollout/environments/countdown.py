@@ -20,13 +20,9 @@ from vcpo_rollout.environments.environment import Prompt, Split
 from vcpo_rollout.environments.parameters import Style, parse_span, parse_style
 
 MAX_NUMBERS: Final = 8
-"""Most numbers in a puzzle; more would only make the proof of solvability long."""
-
 MAX_VALUE: Final = 1_000_000
-"""Largest number or target."""
 
-# Draws when a task is made, so that settings without solvable puzzles fail before a run starts. The
-# limit is far below that of a lease: settings that pass here do not fail later.
+# Draws when a task is made: settings without solvable puzzles fail before a run starts.
 _TRIAL_DRAWS: Final = 3
 _TRIAL_PROPOSALS: Final = 5_000
 
@@ -44,17 +40,8 @@ class Puzzle:
     """Numbers, a target, and a proof that the target can be reached."""
 
     numbers: tuple[int, ...]
-    """The given numbers in the order of the prompt; a number may occur twice."""
-
     target: int
-    """The value that the expression must have."""
-
     solution: str
-    """One expression with that value."""
-
-    @property
-    def key(self) -> str:
-        return json.dumps(["countdown", sorted(self.numbers), self.target])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,22 +53,13 @@ class Countdown:
     """
 
     seed: int
-    """Decides which puzzle each index has."""
-
     numbers: tuple[int, int] = (3, 4)
-    """Fewest and most given numbers, 2 to 8. Use 3 for a small model; 5 are hard."""
-
+    """Fewest and most given numbers."""
     values: tuple[int, int] = (1, 20)
-    """Smallest and largest given number, 1 to 1,000,000."""
-
     targets: tuple[int, int] = (1, 100)
-    """Smallest and largest target, 0 to 1,000,000."""
-
     operators: str = "+-*/"
     """Operators in the generated solutions. A response may always use all four."""
-
     style: Style = Style.INSTRUCT
-    """The wording of the prompt."""
 
     def __post_init__(self) -> None:
         checked = {
@@ -122,7 +100,7 @@ class Countdown:
             split=split,
             index=index,
             propose=self._propose,
-            key=lambda puzzle: puzzle.key,
+            key=lambda each: json.dumps(["countdown", sorted(each.numbers), each.target]),
             max_proposals=max_proposals,
         )
 
@@ -186,8 +164,6 @@ _APPLY: Final[Mapping[str, Callable[[int, int], int | None]]] = {
 
 def _parse_operators(value: object) -> str:
     if not isinstance(value, str) or not value or not set(value) <= set(_APPLY):
-        raise ValueError(
-            f"environment.parameters.operators: {value!r} is not a choice of operators; "
-            "write some of + - * / as one text, such as '+-*'"
-        )
+        cure = "is not a choice of operators; write some of + - * / as one text, such as '+-*'"
+        raise ValueError(f"environment.parameters.operators: {value!r} {cure}")
     return value

@@ -12,8 +12,6 @@ from typing import Final, TypeVar
 from vcpo_rollout.environments.environment import Split
 
 EVALUATION_SHARE: Final = 0.1
-"""Share of all items, in [0, 1], that is reserved for evaluation."""
-
 MAX_PROPOSALS: Final = 100_000
 """Largest number of proposals in a draw; reached only if hardly any item fits the settings."""
 
@@ -54,7 +52,5 @@ def draw_item(
         item = propose(random)
         if item is not None and split_of(key(item)) is split:
             return item
-    raise ValueError(
-        f"environment.parameters: no {split} item was found in {max_proposals} attempts; "
-        "widen the ranges of the task"
-    )
+    found = f"no {split} item was found in {max_proposals} attempts"
+    raise ValueError(f"environment.parameters: {found}; widen the ranges of the task")

@@ -42,16 +42,12 @@ class Prompt:
     """What the model is asked, and what its environment needs to judge the response."""
 
     text: str = ""
-    """The prompt without a chat template; by default the messages' contents, separated by empty
-    lines."""
-
+    """The prompt without a chat template; by default what the messages say."""
     messages: tuple[Message, ...] = field(default=(), hash=False)
     """The prompt for a chat template; the last message is from the user. Without messages the text
     is one user message. A list of dicts is accepted."""
-
     answer: str = ""
     """The ground truth in the environment's private format; never shown to the model."""
-
     metadata: Mapping[str, Any] = field(default_factory=dict, hash=False)
     """What else the judge needs, such as the other columns of a data set; never shown either."""
 
@@ -76,17 +72,15 @@ class Environment(Protocol):
     def prompt(self, split: Split, index: int) -> Prompt:
         """Return prompt `index` (>= 0) of a split.
 
-        The same seed, split and index give the same prompt. Two indices may give the same prompt.
-        No item is in both splits, for any seed.
+        The same seed, split and index give the same prompt. No item is in both splits.
         """
-        ...
 
     def reward(self, prompt: Prompt, response: str) -> float | Mapping[str, float]:
         """Return a finite reward, in the range that the task documents, for any response.
 
-        A mapping holds its parts by name, 16 at most: their sum is the reward, and people see each.
+        A mapping holds its parts by name, 16 at most, and people see each: the reward is the part
+        `score` if there is one, else their sum.
         """
-        ...
 
 
 class Conversation(Protocol):
@@ -98,11 +92,9 @@ class Conversation(Protocol):
         The worker passes every turn, also one that reached the token limit. It drops the reply if
         the limit leaves the model no further token.
         """
-        ...
 
     def reward(self) -> float | Mapping[str, float]:
         """Return the reward of the conversation, as `Environment`. Called once, at the end."""
-        ...
 
 
 @runtime_checkable
@@ -111,15 +103,10 @@ class MultiTurnEnvironment(Environment, Protocol):
 
     def converse(self, prompt: Prompt) -> Conversation:
         """Begin a conversation about a prompt; every response to the prompt has its own."""
-        ...
 
 
 def make_environment(name: str, parameters: Mapping[str, object], seed: int) -> Environment:
-    """Make the environment that a run names; a ValueError names the field.
-
-    name: a key of `BUILT_IN`, `package.module:Class` or `verifiers:PACKAGE`.
-    parameters: the task's settings, as read from the run's YAML.
-    """
+    """Make the environment that a run names, with its parameters; a ValueError names the field."""
     field = "environment.parameters"
     path, arguments = name, parameters
     library, _, package = name.partition(":")
@@ -127,10 +114,8 @@ def make_environment(name: str, parameters: Mapping[str, object], seed: int) -> 
         path, arguments = _VERIFIERS, {**parameters, "package": package}
     environment_class = _environment_class(path)
     if "seed" in parameters:
-        raise ValueError(
-            f"{field}.seed: {parameters['seed']!r} is not read here; remove it and set the run's"
-            " seed instead"
-        )
+        given = parameters["seed"]
+        raise ValueError(f"{field}.seed: {given!r} is not read here; set the run's seed instead")
     require_arguments(environment_class, arguments, beside=("seed",), field=field, name=name)
     try:
         return cast("Environment", environment_class(**arguments, seed=seed))
@@ -147,10 +132,8 @@ def _environment_class(name: str) -> type:
     implementation = BUILT_IN[name].implementation if name in BUILT_IN else name
     module_name, _, class_name = implementation.partition(":")
     if not all(part.isidentifier() for part in [*module_name.split("."), class_name]):
-        raise ValueError(
-            f"environment.name: {name!r} is unknown; use one of {', '.join(sorted(BUILT_IN))}, "
-            "or package.module:Class for your own"
-        )
+        known = f"{', '.join(sorted(BUILT_IN))}, or package.module:Class for your own"
+        raise ValueError(f"environment.name: {name!r} is unknown; use one of {known}")
     field = "environment.name"
     found = import_named(implementation, field=field, cure=beside_or_in("rollout"), name=name)
     return require_class(

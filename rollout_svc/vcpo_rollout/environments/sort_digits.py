@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from random import Random
 from typing import Final
 
-from vcpo_rollout.environments.answers import extract_answer
+from vcpo_rollout.environments.answers import final_answer
 from vcpo_rollout.environments.draws import draw_item
 from vcpo_rollout.environments.environment import Prompt, Split
 from vcpo_rollout.environments.parameters import Style, parse_integer, parse_style
 
 MAX_DIGITS: Final = 64
-"""Longest string of digits."""
 
 _INSTRUCT_TEXT: Final = (
     "Sort the digits of {digits} from smallest to largest, keeping repeated digits. "
@@ -31,13 +30,9 @@ class SortDigits:
     """
 
     seed: int
-    """Decides which digits each index has."""
-
     digits: int = 5
-    """Digits per prompt, 3 to 64. Fewer than 3 give too few strings for two splits."""
-
+    """Fewer than 3 give too few strings for two splits."""
     style: Style = Style.INSTRUCT
-    """The wording of the prompt."""
 
     def __post_init__(self) -> None:
         parse_integer("digits", self.digits, lowest=3, highest=MAX_DIGITS)
@@ -55,8 +50,7 @@ class SortDigits:
         return Prompt(text=wording.format(digits=digits), answer="".join(sorted(digits)))
 
     def reward(self, prompt: Prompt, response: str) -> float:
-        marked = extract_answer(response)
-        return 1.0 if (response.strip() if marked is None else marked) == prompt.answer else 0.0
+        return float(final_answer(response) == prompt.answer)
 
     def _propose(self, random: Random) -> str:
         return "".join(random.choices("0123456789", k=self.digits))

@@ -75,11 +75,10 @@ def _require_single_turn(taskset: str, position: int, task: Any) -> None:
         "tools": bool(type(task).toolsets(task.config)),
         "a simulated user": task.data.prompt is None,
     }
-    unsupported = [name for name, is_needed in needs.items() if is_needed]
-    if unsupported:
+    if unsupported := " and ".join(name for name, is_needed in needs.items() if is_needed):
         raise ValueError(
-            f"environment.name: task {position} of {taskset!r} needs {' and '.join(unsupported)}; "
-            "only single-turn tasks are supported"
+            f"environment.name: task {position} of {taskset!r} needs {unsupported}; only"
+            " single-turn tasks are supported"
         )
 
 

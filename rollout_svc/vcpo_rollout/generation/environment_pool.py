@@ -33,6 +33,8 @@ _Result = TypeVar("_Result")
 
 MOST_THREADS: Final = 256
 """Largest number of calls at once; others wait. Each call may start costly work of its own."""
+SCORE: Final = "score"
+"""Part of a reward that is the reward; the others are only shown."""
 THREAD_NAME: Final = "environment"
 _ROOT: Final = Path(__file__).parents[1]
 _OUR_FOLDERS: Final = (_ROOT, _ROOT / "generation", _ROOT / "engines")
@@ -135,7 +137,7 @@ def awaited(value: object) -> object:
 
 
 def check_judgement(value: object, function: Callable[..., object]) -> Judgement:
-    """Return a reward, or the sum of its parts if the environment returned those by name.
+    """Return a reward; of parts by name the `score`, beside which no text is a part, or their sum.
 
     Raises: EnvironmentFailedError as `check_reward` and `awaited`, and for too many parts, or names
         that are no text of 1 to `MAX_ID_CHARACTERS` printable characters.
@@ -150,8 +152,14 @@ def check_judgement(value: object, function: Callable[..., object]) -> Judgement
     if not names_fit or not 1 <= len(value) <= MAX_REWARD_PARTS:
         wanted = f"a number, or 1 to {MAX_REWARD_PARTS} numbers by name"
         raise _wrong_value(FailureCause.TYPE, function, value, wanted)
-    parts = {name: check_reward(part, function) for name, part in value.items()}
-    return Judgement(reward=check_reward(sum(parts.values()), function), parts=parts)
+    if SCORE not in value:
+        parts = {name: check_reward(part, function) for name, part in value.items()}
+        return Judgement(reward=check_reward(sum(parts.values()), function), parts=parts)
+    reward, parts = check_reward(value[SCORE], function), {}
+    for name, part in value.items():
+        with contextlib.suppress(EnvironmentFailedError):
+            parts[name] = check_reward(part, function)
+    return Judgement(reward=reward, parts={k: v for k, v in parts.items() if k != SCORE})
 
 
 class HungCallsError(RuntimeError):

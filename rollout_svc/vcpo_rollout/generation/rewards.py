@@ -24,7 +24,7 @@ from vcpo_rollout.environments.environment import (
     Split,
     make_environment,
 )
-from vcpo_rollout.generation.environment_pool import awaited, check_judgement
+from vcpo_rollout.generation.environment_pool import SCORE, awaited, check_judgement
 
 
 def make_task(settings: EnvironmentSettings, seed: int) -> Environment:
@@ -52,13 +52,19 @@ class JudgedEnvironment:
         self._judges = tuple(_judges(environment, rewards))
 
     def reward(self, prompt: Prompt, response: str) -> Mapping[str, float]:
-        """Return the parts of all functions; one that returned None has none."""
-        parts = {
-            name: value for judge in self._judges for name, value in judge.parts(prompt, response)
-        }
+        """Return the parts and the score of all functions that returned no None."""
+        parts: dict[str, float] = {}
+        total = 0.0
+        for judge in self._judges:
+            if (told := awaited(judge.call(prompt=prompt, response=response))) is None:
+                continue
+            judgement = check_judgement(told, judge.code)
+            total += judge.weight * judgement.reward
+            for part, value in (judgement.parts or {"": judgement.reward}).items():
+                parts[f"{judge.label}.{part}".strip(".")] = judge.weight * value
         if not parts:
             check_judgement(None, self._judges[-1].code)  # refuses it
-        return parts
+        return {**parts, SCORE: total}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,13 +78,6 @@ class _Judge:
     code: Callable[..., object]
     """What to name in errors; `call` without the parameters."""
 
-    def parts(self, prompt: Prompt, response: str) -> Iterator[tuple[str, float]]:
-        if (told := awaited(self.call(prompt=prompt, response=response))) is None:
-            return
-        judgement = check_judgement(told, self.code)
-        for part, value in (judgement.parts or {"": judgement.reward}).items():
-            yield f"{self.label}.{part}".strip("."), self.weight * value
-
 
 def _judges(environment: Environment, rewards: Sequence[Reward]) -> Iterator[_Judge]:
     labels: list[str] = []
@@ -91,7 +90,7 @@ def _judges(environment: Environment, rewards: Sequence[Reward]) -> Iterator[_Ju
             if reward.name == OWN_REWARD
             else _found(reward, f"environment.rewards[{number}]")
         )
-        label = label if same == 1 else f"{label} {same}"
+        label = label if same == 1 and label != SCORE else f"{label} {same}"
         yield _Judge(label=label, weight=reward.weight, call=call, code=code)
 
 

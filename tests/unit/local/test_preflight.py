@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 from pathlib import Path
 from typing import ClassVar
@@ -110,10 +111,7 @@ class TestModels:
     def test_a_misspelled_directory_is_not_taken_for_a_name_of_the_hub(self, tmp_path):
         write_model(tmp_path / "models" / "tiny")
         (problem,) = of_model(run_of("models/tinny"), tmp_path)
-        assert problem == (
-            f"spec.model.name: is no directory (checked {tmp_path}/models/tinny); that"
-            " folder has tiny (got 'models/tinny')"
-        )
+        assert f": is no directory (checked {tmp_path}/models/tinny) (got 'models/ti" in problem
 
     def test_with_downloads_switched_off_a_model_must_be_in_the_cache(
         self, tmp_path, monkeypatch, hub_cache
@@ -152,25 +150,12 @@ class TestModels:
         )
         assert of_model(run_of("m"), tmp_path) == ([] if is_fine else [problem])
 
-    @pytest.mark.parametrize(
-        ("config", "tokens"),
-        [
-            ({}, None),
-            ({"max_position_embeddings": 512}, 512),
-            ({"n_positions": 1024}, 1024),
-            ({"text_config": {"max_position_embeddings": 256}, "max_position_embeddings": 9}, 256),
-            (
-                {
-                    "max_position_embeddings": 64,
-                    "rope_scaling": {"original_max_position_embeddings": 64, "factor": 4.0},
-                },
-                256,
-            ),
-        ],
-        ids=["unnamed", "llama", "gpt2", "of the text part", "stretched"],
-    )
-    def test_the_context_is_what_the_positions_reach(self, config, tokens):
-        assert context_tokens(config) == tokens
+    def test_the_context_is_what_the_positions_reach(self):
+        length = "max_position_embeddings"
+        stretched = {length: 64, "rope_scaling": {f"original_{length}": 64, "factor": 4.0}}
+        text = {"text_config": {length: 256}, length: 9}
+        of = [{}, {length: 512}, {"n_positions": 1024}, text, stretched]
+        assert [context_tokens(each) for each in of] == [None, 512, 1024, 256, 256]
 
 
 class TestLongRope:
@@ -212,7 +197,18 @@ class TestEnvironments:
         (tmp_path / "broken_task.py").write_text("import sys\nsys.exit(7)\n")
         leaves = OWN_CLASS.replace("return 0.0", "import os; os._exit(0)")
         (tmp_path / "leaving_task.py").write_text(leaves)
+        latin = OWN_CLASS.replace("word, times=1): ...", "word=1): b'\\xe9'.decode()")
+        (tmp_path / "latin_task.py").write_text(latin)
         return tmp_path
+
+    def test_what_a_trial_of_an_environment_tells_is_a_warning_with_its_field(self, folder):
+        row = '{"prompt": "1?", "answer": 1}\n{"prompt": "2?", "answer": 2}\n'
+        (folder / "rows.jsonl").write_text(row * 3)
+        run = run_of(environment="{name: data_set, parameters: {path: rows.jsonl}}")
+        rows, prompts = findings_of(run, folder).warnings
+        assert rows.startswith("spec.environment.parameters.path: ")
+        assert "4 of 6 rows repeat another row" in rows
+        assert prompts.startswith("spec.evaluation.prompts: of 128 prompts only 1 differ, ")
 
     def test_a_class_beside_the_run_file_is_found_from_anywhere(
         self, folder, tmp_path_factory, monkeypatch
@@ -222,36 +218,20 @@ class TestEnvironments:
         assert problems_of(run, folder) == []
 
     @pytest.mark.parametrize(
-        ("environment", "words"),
+        ("environment", "said"),
         [
-            (
-                "{name: 'no_such_task:Echo'}",
-                ["spec.environment.name: ", "cannot be imported (ModuleNotFoundError"],
-            ),
-            (
-                "{name: 'echo_task:Ecco'}",
-                ["spec.environment.name: ", "has no attribute 'Ecco'", "check the spelling"],
-            ),
-            (
-                "{name: 'echo_task:Echo', parameters: {word: ho, tines: 2}}",
-                ["spec.environment.parameters: ", "'tines'", "known parameters are times, word"],
-            ),
-            (
-                "{name: 'broken_task:Echo'}",
-                ["spec.environment.name: ", "cannot be imported (SystemExit: 7)"],
-            ),
-            (
-                "{name: 'leaving_task:Echo', parameters: {word: ho}}",
-                ["spec.environment.name: its trial ended early, with status 0"],
-            ),
+            ("'no_such_task:Echo'", r"name: .*cannot be imported \(ModuleNotFoundError"),
+            ("'echo_task:Ecco'", r"name: .*has no attribute 'Ecco'.*check the spelling"),
+            ("'echo_task:Echo', parameters: {tines: 2}", "parameters: .*'tines'.*are times, word"),
+            ("'broken_task:Echo'", r"name: .*cannot be imported \(SystemExit: 7\)"),
+            ("'leaving_task:Echo', parameters: {word: ho}", "name: its trial .* with status 0"),
+            ("'latin_task:Echo'", "name: 'utf-8' codec can't decode byte 0xe9"),
         ],
-        ids=["no module", "no class", "no parameter", "an exit", "no survivor"],
+        ids=["no module", "no class", "no parameter", "an exit", "no survivor", "no field"],
     )
-    def test_one_that_a_worker_could_not_have_is_named_with_the_cause(
-        self, folder, environment, words
-    ):
-        (problem,) = problems_of(run_of(environment=environment), folder)
-        assert all(word in problem for word in words)
+    def test_one_that_a_worker_could_not_have_is_named(self, folder, environment, said):
+        (problem,) = problems_of(run_of(environment=f"{{name: {environment}}}"), folder)
+        assert re.match(rf"spec\.environment\.{said}", problem)
 
     @pytest.mark.parametrize("name", ["tokenizers", "numpy", "random"])
     def test_no_file_beside_the_run_or_the_user_replaces_a_library(self, folder, monkeypatch, name):

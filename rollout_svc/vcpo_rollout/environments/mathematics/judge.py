@@ -16,7 +16,6 @@ from typing import Any, Final
 from vcpo.service.process import module_command
 
 MAX_CHARACTERS: Final = 1024
-"""Longest expression that is compared; a longer one is wrong."""
 
 _CHILD: Final = "vcpo_rollout.environments.mathematics.judge_process"
 _START_S: Final = 180.0
@@ -24,10 +23,7 @@ _START_S: Final = 180.0
 
 
 class MathJudge:
-    """Decides whether two expressions have the same meaning, in one process, one at a time.
-
-    limit_s: Time for one comparison; after it the expressions count as different.
-    """
+    """Decides whether two expressions have the same meaning, in one process, one at a time."""
 
     def __init__(self, limit_s: float = 10.0) -> None:
         self.process: subprocess.Popen[str] | None = None
@@ -76,7 +72,6 @@ def _kill(process: subprocess.Popen[str]) -> None:
 
 
 def _ask(process: subprocess.Popen[str], question: object, limit_s: float) -> Any:
-    """Return the process's verdict; None if it does not respond in time or has ended."""
     assert process.stdin is not None
     assert process.stdout is not None
     try:

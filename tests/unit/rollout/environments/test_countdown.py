@@ -50,20 +50,21 @@ def test_reward_is_one_for_a_right_expression_and_zero_otherwise(response, rewar
     assert Countdown(seed=0).reward(puzzle([9, 3, 5], 24), response) == reward
 
 
-def test_fractions_on_the_way_are_exact():
-    # 8 / (3 - 8 / 3) = 8 / (1/3) = 24, which floating point misses.
-    prompt = puzzle([3, 3, 8, 8], 24)
-    assert Countdown(seed=0).reward(prompt, "<answer>8/(3-8/3)</answer>") == 1.0
-
-
-def test_a_number_given_twice_is_used_twice():
-    prompt = puzzle([4, 4], 8)
-    assert Countdown(seed=0).reward(prompt, "<answer>4+4</answer>") == 1.0
-    assert Countdown(seed=0).reward(prompt, "<answer>4+4+0</answer>") == 0.0
-
-
-def test_target_zero_is_a_target():
-    assert Countdown(seed=0).reward(puzzle([4, 4], 0), "<answer>4-4</answer>") == 1.0
+@pytest.mark.parametrize(
+    ("numbers", "target", "expression", "reward"),
+    [
+        # 8 / (3 - 8 / 3) = 8 / (1/3) = 24, which floating point misses.
+        ([3, 3, 8, 8], 24, "8/(3-8/3)", 1.0),
+        ([4, 4], 8, "4+4", 1.0),
+        ([4, 4], 8, "4+4+0", 0.0),
+        ([4, 4], 0, "4-4", 1.0),
+    ],
+)
+def test_a_value_is_exact_and_each_number_is_used_as_often_as_given(
+    numbers, target, expression, reward
+):
+    answer = f"<answer>{expression}</answer>"
+    assert Countdown(seed=0).reward(puzzle(numbers, target), answer) == reward
 
 
 @settings(max_examples=60)

@@ -2,6 +2,7 @@ import inspect
 import json
 import sys
 from fractions import Fraction
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from vcpo_rollout.environments import Prompt, Split, make_environment
 from vcpo_rollout.environments.answers import extract_answer, extract_boxed
 from vcpo_rollout.environments.arithmetic import MAX_CHARACTERS, calculate
 from vcpo_rollout.environments.countdown import Countdown
-from vcpo_rollout.environments.data_sets import DataSet, Questions, load_questions
+from vcpo_rollout.environments.data_sets import DataSet, load_questions
 from vcpo_rollout.environments.draws import draw_item, split_of
 from vcpo_rollout.environments.environment import BUILT_IN
 from vcpo_rollout.environments.own_data_set import OwnDataSet
@@ -87,12 +88,9 @@ def test_negative_index_is_refused():
         ("12459", 1.0),
         ("thinking... <answer>12459</answer>", 1.0),
         (r"\boxed{12459}", 1.0),
-        pytest.param("52914", 0.0, id="not sorted"),
-        pytest.param("1245", 0.0, id="digit missing"),
-        pytest.param("124599", 0.0, id="digit added"),
-        pytest.param("12459 is sorted", 0.0, id="more than the answer"),
-        pytest.param("12459 <answer>52914</answer>", 0.0, id="tag wins"),
-        pytest.param("\u0661\u0662\u0664\u0665\u0669", 0.0, id="Arabic digits"),
+        *((wrong, 0.0) for wrong in ("52914", "1245", "124599", "12459 is sorted")),
+        ("12459 <answer>52914</answer>", 0.0),
+        ("\u0661\u0662\u0664\u0665\u0669", 0.0),
     ],
 )
 def test_reward_is_one_for_exactly_the_sorted_digits(response, reward):
@@ -161,18 +159,6 @@ def test_every_built_in_task_works_with_its_defaults(name):
     prompt = environment.prompt(Split.EVALUATION, 0)
     assert prompt == make_environment(name, parameters, 0).prompt(Split.EVALUATION, 0)
     assert environment.reward(prompt, "no idea") == 0.0
-
-
-@pytest.mark.parametrize("name", sorted(BUILT_IN))
-def test_two_seeds_make_two_series_of_prompts(name):
-    series = [
-        [
-            make_environment(name, NEEDED.get(name, {}), seed).prompt(Split.TRAIN, index)
-            for index in range(20)
-        ]
-        for seed in (0, 1)
-    ]
-    assert series[0] != series[1]
 
 
 def test_users_class_is_found_by_module_and_name():
@@ -244,9 +230,10 @@ def test_a_row_is_a_prompt_with_its_answer_and_the_whole_row_for_the_judge(rows)
 
 def test_its_own_reward_is_for_the_marked_answer_or_the_whole_text(rows):
     task = OwnDataSet(seed=1, path=rows(), **COLUMNS)
-    told = ["14", " 14\n", "It is <answer>14</answer>.", "It is 14", "<answer>7</answer>14"]
+    right = ["14", " 14\n", "It is <answer>14</answer>.", "<think>2 * 7</think>\n\n14", "**14**"]
+    wrong = ["It is 14", "<answer>7</answer>14", "14</think>"]
     prompt = Prompt(answer="14")
-    assert [task.reward(prompt, each) for each in told] == [1.0, 1.0, 1.0, 0.0, 0.0]
+    assert [task.reward(prompt, each) for each in right + wrong] == [1.0] * 5 + [0.0] * 3
 
 
 def test_the_first_rows_stand_solved_before_each_question_and_are_not_asked(rows):
@@ -287,13 +274,7 @@ def test_without_an_answer_column_rows_need_none(rows):
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        (
-            {"prompt": "question"},
-            (
-                r"path: .*row 1 has no text, number or messages in column 'question' \(its columns"
-                r" are 'ask', 'sum', 'level'\); .*\(parameters `prompt` and `answer`\)"
-            ),
-        ),
+        ({"prompt": "b"}, r"path: .*row 1 has no text or number .*columns are 'ask', 'sum', 'lev"),
         ({"path": "none.jsonl"}, r"path: 'none.jsonl' does not exist"),
         ({"path": None}, r"path: None and `hub` None: give one of them"),
         ({"hub": "openai/gsm8k"}, r"path: '.*' and `hub` 'openai/gsm8k': give one of them"),
@@ -321,7 +302,13 @@ def test_messages_without_a_role_are_named_by_row(rows):
         pytest.param("<answer> 3+5 </answer>", "3+5", id="surrounding spaces"),
         pytest.param("<answer>1</answer> no, <answer>2</answer>", "2", id="last tag"),
         pytest.param("<answer>1<answer>2</answer>", "2", id="tag opened twice"),
-        pytest.param("<answer>3+\n5</answer>", None, id="tag over two lines"),
+        pytest.param("<answer>\nx<3\ny\n</answer>", "x<3\ny", id="tag over lines with <"),
+        pytest.param("<answer>1</answer></answer> or <answer>2", "1", id="tag closed twice"),
+        pytest.param("<answer>**42**</answer>", "42", id="bold"),
+        pytest.param("<answer>**a** or **b**</answer>", "**a** or **b**", id="bold words"),
+        pytest.param(r"\boxed{1}</think><answer>2</answer></think> 3", None, id="thought only"),
+        pytest.param(r"<think>\boxed{1}</think><answer>2</answer>", "2", id="after a thought"),
+        pytest.param(r"\boxed{\text{Friday}}", r"\text{Friday}", id="braces in a box"),
         pytest.param("<answer>3+5", None, id="tag left open"),
         pytest.param(r"\boxed{3+5}", "3+5", id="boxed"),
         pytest.param(r"\boxed{1} or \boxed{2}", "2", id="last box"),
@@ -342,7 +329,10 @@ def test_answer_is_the_last_box_or_else_the_last_tag(response, answer):
         (r"$\boxed -1$", "-1"),
         (r"\boxed{}", ""),
         (r"\boxed{1", None),
-        (r"\boxed", None),
+        (r"\boxed{7} or \boxed{6", "7"),
+        (r"\boxed{\left\{ x \right.} + {1", r"\left\{ x \right."),
+        (r"} \boxed {x^{2}+1}}", "x^{2}+1"),
+        (r"\boxed{7}, with \boxed in LaTeX", "7"),
         ("5", None),
         ("", None),
     ],
@@ -377,37 +367,19 @@ def test_arithmetic_has_its_usual_value(expression, value, numbers):
     assert (calculation.value, calculation.numbers) == (value, numbers)
 
 
-@pytest.mark.parametrize(
-    "expression",
-    [
-        pytest.param("", id="empty"),
-        pytest.param("9**9**9", id="powers"),
-        pytest.param("__import__('os')", id="import"),
-        pytest.param("3+5=8", id="equation"),
-        pytest.param("1/0", id="division by zero"),
-        pytest.param("1e309", id="exponent"),
-        pytest.param("3.0+5", id="decimal"),
-        pytest.param("3 5", id="two numbers"),
-        pytest.param("03+5", id="leading zero"),
-        pytest.param("3\n+5", id="line break"),
-        pytest.param("\u0663+\u0665", id="Arabic digits"),
-        pytest.param("\uff13+\uff15", id="full-width digits"),
-        pytest.param("3\u00d75", id="multiplication sign"),
-        pytest.param("True+1", id="boolean"),
-        pytest.param("(" * 100 + "1", id="open parentheses"),
-        pytest.param("-" * 100 + "1", id="many signs"),
-        pytest.param("1" + "+1" * 100, id="too many operations"),
-        pytest.param("9" * (MAX_CHARACTERS + 1), id="too long"),
-    ],
-)
+NO_NUMBERS = (  # noqa: SIM905 - the last have digits and a sign of other scripts
+    "9**9**9 __import__('os') 3+5=8 1/0 1e309 3.0+5 03+5 True+1 3\u00d75 \u0663+5 \uff13+5"
+).split()
+DEEP = ("(" * 100 + "1", "-" * 100 + "1", "1" + "+1" * 100, "9" * (MAX_CHARACTERS + 1))
+
+
+@pytest.mark.parametrize("expression", ["", "3 5", "3\n+5", *NO_NUMBERS, *DEEP])
 def test_anything_else_has_no_value(expression):
     assert calculate(expression) is None
 
 
 def test_longest_number_is_exact():
-    calculation = calculate("9" * MAX_CHARACTERS)
-    assert calculation is not None
-    assert calculation.value == 10**MAX_CHARACTERS - 1
+    assert calculate("9" * MAX_CHARACTERS).value == 10**MAX_CHARACTERS - 1
 
 
 SET = DataSet(hub_name="nobody/nothing", hub_config="main", columns=("question", "answer"))
@@ -455,10 +427,9 @@ def test_the_splits_share_no_question_and_leave_none_out():
 
 
 def test_the_seed_chooses_the_order_and_nothing_else():
-    one, same, other = (load(GSM8K, seed=seed) for seed in (3, 3, 4))
-    assert texts(one, Split.TRAIN, 12) == texts(same, Split.TRAIN, 12)
-    assert texts(one, Split.TRAIN, 12) != texts(other, Split.TRAIN, 12)
-    assert set(texts(one, Split.TRAIN, 12)) == set(texts(other, Split.TRAIN, 12))
+    one, same, other = (texts(load(GSM8K, seed=seed), Split.TRAIN, 12) for seed in (3, 3, 4))
+    assert one == same != other
+    assert set(one) == set(other)
 
 
 def test_of_a_few_questions_one_is_held_out_whatever_the_seed(tmp_path):
@@ -473,11 +444,7 @@ def test_files_of_a_folder_keep_their_splits(tmp_path):
     write_rows(tmp_path / "train.jsonl", map(row, range(9)))
     write_rows(tmp_path / "test.jsonl", map(row, range(20, 23)))
     questions = load(tmp_path)
-    assert set(texts(questions, Split.EVALUATION, 3)) == {
-        "what is 20?",
-        "what is 21?",
-        "what is 22?",
-    }
+    assert set(texts(questions, Split.EVALUATION, 3)) == {f"what is {n}?" for n in (20, 21, 22)}
     assert set(texts(questions, Split.TRAIN, 9)) == {f"what is {number}?" for number in range(9)}
 
 
@@ -496,29 +463,24 @@ def test_a_parquet_file_holds_the_same_as_its_lines(tmp_path):
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (
-            '{"question": "1?", "answer": "1"}\n{"question": "2?"}\n',
-            r"row 2 has no text in column ",
-        ),
-        ('{"answer": "1"}\n', r"row 1 has no text in column 'question' \(its columns are 'answer'"),
-        ('{"question": 1, "answer": "1"}\n', "row 1 has no text in column 'question'"),
-        ('{"question": "1?", "answer": ""}\n', "row 1 has no answer .* column 'answer'"),
-        ('{"question": "1?", "answer": "1"}\n{oops\n', "line 2 is not JSON"),
-        ("[1]\n", "line 1 is not a JSON object"),
+        ('{"question": "1?", "answer": "1"}\n{"question": "2?"}', "row 2 has no text in column "),
+        ('{"answer": "1"}', r"row 1 has no text in column 'question' \(it is None; the columns"),
+        ('{"question": 1, "answer": "1"}', "row 1 has no text in column 'question'"),
+        ('{"question": "1?", "answer": ""}', "row 1 has no answer .* column 'answer'"),
+        ('{"question": "1?", "answer": "1"}\n{oops', "line 2 is not a JSON"),
+        ("[1]", "line 1 is not a JSON object"),
+        ('{"question": "1?", "answer": "1"}\n\n{"question": "caf\xe9?"}', "line 3 is not in UTF-8"),
+        ("\xff\xfe{\0", "line 1 is not in UTF-8"),
+        ("[" * 100_000, "line 1 is not a JSON"),
     ],
 )
 def test_what_a_row_lacks_is_named_by_file_and_row(tmp_path, content, said):
     file = tmp_path / "questions.jsonl"
-    file.write_text(content)
+    file.write_bytes(content.encode("latin-1"))
     with pytest.raises(
         ValueError, match=f"^environment.parameters.path: .*questions.jsonl.*{said}"
     ):
         load(file)
-
-
-def test_a_file_that_is_not_there_is_named_with_the_cure(tmp_path):
-    with pytest.raises(ValueError, match=r"parameters.path: '.*none.jsonl' does not exist"):
-        load(tmp_path / "none.jsonl")
 
 
 def test_a_file_of_another_kind_is_refused(tmp_path):
@@ -528,11 +490,79 @@ def test_a_file_of_another_kind_is_refused(tmp_path):
 
 
 def test_a_folder_without_data_is_refused_with_the_cause(tmp_path):
-    with pytest.raises(ValueError, match=r"cannot be loaded .*give the path of a local copy"):
+    with pytest.raises(ValueError, match=r"cannot be loaded .*give whole files in UTF-8"):
         load(tmp_path)
 
 
-def test_a_split_without_items_is_named_when_it_is_asked_for():
-    questions = Questions({Split.TRAIN: (), Split.EVALUATION: ()}, seed=0)
-    with pytest.raises(ValueError, match="no item for evaluation; give more rows"):
-        questions.at(Split.EVALUATION, 0)
+def test_a_cut_parquet_file_is_named_and_not_what_reads_it(tmp_path):
+    file = tmp_path / "rows.parquet"
+    Dataset.from_list(rows_of_gsm8k()).to_parquet(file)
+    file.write_bytes(file.read_bytes()[:-9])
+    with pytest.raises(ValueError, match=r"rows.parquet' cannot be loaded .*give whole files"):
+        load(file)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "split"), [([1] * 10, "evaluation"), ([], "train")], ids=["ten alike", "none"]
+)
+def test_a_split_without_items_is_named_when_the_data_set_is_read(tmp_path, numbers, split):
+    file = write_rows(tmp_path / "few.jsonl", map(row, numbers))
+    with pytest.raises(ValueError, match=f"no item is left for {split}, .*other questions"):
+        load(file)
+
+
+def test_a_row_with_other_line_ends_and_a_mark_of_its_encoding_is_one_row(rows):
+    ends = "\u2028 \u2029 \x85 \x0b \x1c"
+    path = rows([{"ask": f"{n}{ends}\r", "sum": n} for n in range(9)])
+    text = Path(path).read_text().replace("\\u2028", "\u2028").replace("\\u2029", "\u2029")
+    text = text.replace("\\u0085", "\x85").replace("\n", "\r\n")
+    Path(path).write_bytes(text.encode("utf-8-sig"))
+    task = OwnDataSet(seed=1, path=path, **COLUMNS)
+    asked = prompts(task, Split.TRAIN) | prompts(task, Split.EVALUATION)
+    assert set(asked) == {f"{n}{ends}\r" for n in range(9)}
+
+
+@pytest.mark.parametrize(
+    ("value", "answer"),
+    [(15.0, "15"), (-0.0, "0"), (2.5, "2.5"), (1e300, "1e+300"), (True, "true"), ("15.0", "15.0")],
+)
+def test_a_number_is_the_answer_that_a_person_would_write(rows, value, answer):
+    asked = [{"ask": f"{n}?", "sum": value} for n in range(9)]
+    assert OwnDataSet(seed=1, path=rows(asked), **COLUMNS).prompt(Split.TRAIN, 0).answer == answer
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), None, ["1"], {"a": 1}])
+def test_an_answer_that_is_no_number_or_text_is_refused_with_its_row(rows, value):
+    with pytest.raises(ValueError, match=r"row 3 has no text or number in column 'sum' \(it is "):
+        OwnDataSet(seed=1, path=rows([*ROWS[:2], {"ask": "?", "sum": value}]), **COLUMNS)
+
+
+def test_rows_of_one_question_stay_together_and_repeated_ones_are_counted(rows, caplog):
+    alike = [{**row, "tests": number} for row in ROWS for number in range(3)]
+    path = rows([*alike, *alike[:7]])
+    task = OwnDataSet(seed=1, path=path, **COLUMNS)
+    found = {
+        split: {
+            (each.text, each.metadata["tests"]) for each in map(partial(task.prompt, split), at)
+        }
+        for split, at in ((each, range(200)) for each in Split)
+    }
+    train, evaluation = ({text for text, _ in found[split]} for split in Split)
+    assert (len(found[Split.TRAIN] | found[Split.EVALUATION]), train & evaluation) == (120, set())
+    assert f"{path!r}: 7 of 127 rows repeat another row" in caplog.text
+
+
+def test_a_column_within_another_is_named_with_a_dot(rows):
+    of_verl = [
+        {
+            "prompt": [{"role": "user", "content": row["ask"]}],
+            "reward_model": {"style": "rule", "ground_truth": str(row["sum"])},
+            "a.b": row["sum"],
+        }
+        for row in ROWS
+    ]
+    for answer in ("reward_model.ground_truth", "a.b"):
+        task = OwnDataSet(seed=1, path=rows(of_verl), answer=answer)
+        assert prompts(task, Split.TRAIN, 200)["9 + 9?"].answer == "18"
+    with pytest.raises(ValueError, match=r"in column 'reward_model.truth' \(it is None; "):
+        OwnDataSet(seed=1, path=rows(of_verl), answer="reward_model.truth")

@@ -72,8 +72,8 @@ def test_the_functions_of_the_guide_judge_as_it_says():
     weight = rewards[0]["exact"]
     assert weight in {1.0, 2.0}
     assert rewards == [
-        {"exact": weight, "form.digits": 0.1, "form.short": 0.1},
-        {"exact": 0.0, "form.digits": 0.0, "form.short": 0.0},
+        {"exact": weight, "form.digits": 0.1, "form.short": 0.1, "score": weight + 0.2},
+        {"exact": 0.0, "form.digits": 0.0, "form.short": 0.0, "score": 0.0},
     ]
 
 

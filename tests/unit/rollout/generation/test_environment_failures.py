@@ -212,6 +212,13 @@ def test_the_sum_of_named_parts_is_the_reward():
     assert check_judgement(0.5, FakeEnvironment().reward).parts == {}
 
 
+def test_a_score_is_the_reward_and_what_stands_beside_it_is_shown():
+    scored = {"score": 0.5, "acc": True, "pred": "42", "gap": float("nan"), "all": np.float32(2)}
+    judged = check_judgement(scored, FakeEnvironment().reward)
+    assert (judged.reward, judged.parts) == (0.5, {"acc": 1.0, "all": 2.0})
+    assert check_judgement({"score": 2}, FakeEnvironment().reward).reward == 2.0
+
+
 @pytest.mark.parametrize(
     ("value", "cause"),
     [
@@ -221,6 +228,8 @@ def test_the_sum_of_named_parts_is_the_reward():
         ({"\ud800": 1.0}, FailureCause.TYPE),
         ({str(number): 0.0 for number in range(17)}, FailureCause.TYPE),
         ({"right": "yes"}, FailureCause.TYPE),
+        ({"score": "yes", "acc": 1.0}, FailureCause.TYPE),
+        ({"score": float("nan"), "acc": 1.0}, FailureCause.NON_FINITE),
         ({"right": float("inf")}, FailureCause.NON_FINITE),
         ({"right": 1.7e308, "short": 1.7e308}, FailureCause.NON_FINITE),
     ],

@@ -98,24 +98,37 @@ def test_each_function_is_a_part_of_the_reward_times_its_weight():
         "short.length": 0.0,
         "short.empty": 0.0,
         "environment": 4 * task().reward(PROMPT, "312"),
+        "score": 2.0 + 4 * task().reward(PROMPT, "312"),
     }
+
+
+def score(prompt, response):
+    """A function as of verl."""
+    return {"score": 1.0, "acc": True, "pred": response}
+
+
+def test_the_score_of_a_function_is_its_reward_and_its_extras_are_shown():
+    judged = task(own("score", weight=2.0), own("exact"))
+    assert judged.reward(PROMPT, "312") == {"score 1.acc": 2.0, "exact": 1.0, "score": 3.0}
 
 
 def test_a_function_that_is_named_twice_gives_two_parts():
     judged = task(own("exact"), own("exact", weight=3))
-    assert judged.reward(PROMPT, "312") == {"exact": 1.0, "exact 2": 3.0}
+    assert judged.reward(PROMPT, "312") == {"exact": 1.0, "exact 2": 3.0, "score": 4.0}
 
 
 def test_a_class_is_made_once_with_its_parameters():
     judged = task(own("Counted", parameters={"start": 5}))
-    assert [judged.reward(PROMPT, "") for _ in range(2)] == [{"Counted": 6.0}, {"Counted": 7.0}]
+    assert [judged.reward(PROMPT, "") for _ in range(2)] == [
+        {"Counted": worth, "score": worth} for worth in (6.0, 7.0)
+    ]
 
 
 def test_async_functions_are_awaited_on_one_loop_and_one_that_returns_none_is_left_out():
     judged = task(own("slow", weight=3), own("exact"), own("absent"))
     numbered = Prompt(text="2", answer="312")
-    assert judged.reward(numbered, "312") == {"slow": 6.0, "exact": 1.0}
-    assert judged.reward(PROMPT, "") == {"exact": 0.0}
+    assert judged.reward(numbered, "312") == {"slow": 6.0, "exact": 1.0, "score": 7.0}
+    assert judged.reward(PROMPT, "") == {"exact": 0.0, "score": 0.0}
     assert len(set(LOOPS)) == 1
     with pytest.raises(EnvironmentFailedError, match="absent must return a number, got None"):
         task(own("absent")).reward(PROMPT, "312")
@@ -337,8 +350,20 @@ async def refusal_of(environment: str, *, lease_s: int = 600, **settings: object
 
 async def test_a_good_environment_needs_no_word(write):
     module = write()
-    await try_environment(run_of(f"{module}:Task"))
-    await try_environment(run_of(f"{module}:Turns"))
+    assert await try_environment(run_of(f"{module}:Task")) == ()
+    assert await try_environment(run_of(f"{module}:Turns")) == ()
+
+
+async def test_repeated_rows_and_repeated_prompts_of_an_evaluation_are_told(write, tmp_path):
+    module = write(prompt="return Prompt(text=f'{index % 12}', answer='')")
+    (told,) = await try_environment(run_of(f"{module}:Task"))
+    assert told.startswith("evaluation.prompts: of 128 prompts only 12 differ, and an evaluation")
+    rows = tmp_path / "rows.jsonl"
+    text = "".join(f'{{"prompt": "{n % 700}?", "answer": 1}}\n' for n in range(750))
+    rows.write_text(text)
+    told = await try_environment(run_of("data_set", parameters={"path": str(rows)}))
+    assert "rows.jsonl': 50 of 750 rows repeat another row" in told[0]
+    assert told[1].startswith("evaluation.prompts: of 128 prompts only ")
 
 
 @pytest.mark.parametrize(

@@ -96,6 +96,9 @@ def gsm8k():
         ("1250", r"It is \boxed{1,250}.", 1.0),
         ("-5", "<answer>-5</answer>", 1.0),
         ("2.25", r"\boxed{9/4}", 1.0),
+        ("42", "#### **$42**", 1.0),
+        ("42", "<think>#### 41</think> \\boxed{42\\text{ dollars}}", 1.0),
+        ("0.5", r"\boxed{\frac{1}{2}}", 1.0),
         pytest.param("42", "#### 41\nNo:\n#### 42", 1.0, id="the last mark counts"),
         pytest.param("42", "#### 42\nNo:\n#### 41", 0.0, id="even when it is wrong"),
         pytest.param("42", "The answer is 42.", 0.0, id="not marked"),
@@ -134,6 +137,7 @@ def problems():
         (r"\frac{1}{2}", r"so \boxed{\frac{2}{4}}", 1.0),
         (r"2\sqrt{7}", r"\boxed{\sqrt{28}}", 1.0),
         ("(x-1)(x+1)", r"\boxed{x^2 - 1}", 1.0),
+        ("7", r"<think>\boxed{6}</think> <answer>7</answer>", 1.0),
         pytest.param("7", r"\boxed{6} or rather \boxed{7}", 1.0, id="the last box counts"),
         pytest.param("7", r"\boxed{7} or rather \boxed{6}", 0.0, id="even when it is wrong"),
         pytest.param(r"\frac{1}{2}", r"\frac{1}{2}", 0.0, id="no box"),
@@ -148,15 +152,6 @@ def test_the_reward_is_one_for_a_box_of_the_same_meaning(problems, answer, respo
 def test_the_answer_is_what_the_solution_boxes(problems):
     answers = {problems.prompt(Split.TRAIN, index).answer for index in range(11)}
     assert answers == {
-        r"\frac{1}{2}",
-        "7",
-        "a^2+2ab+b^2",
-        r"9\pi",
-        "32",
-        "2",
-        "-1",
-        "(x-1)(x+1)",
-        "6",
-        r"\frac13",
-        "120",
+        *(r"\frac{1}{2}", "7", "a^2+2ab+b^2", r"9\pi", "32", "2", "-1", "(x-1)(x+1)", "6"),
+        *(r"\frac13", "120"),
     }
