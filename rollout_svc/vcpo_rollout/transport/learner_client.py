@@ -109,9 +109,6 @@ class Retries:
             longest_pause_s = min(2 * longest_pause_s, LONGEST_PAUSE_S)
 
 
-_LOGGER = logging.getLogger(__name__)
-
-
 class SubmissionRefusedError(RuntimeError):
     """The learner refuses trajectories as malformed and names the field; a retry cannot help."""
 
@@ -139,7 +136,7 @@ class LeaseResult:
 
 
 class LearnerClient:
-    """Calls to the learner, retried as `vcpo_rollout.transport.learner_client` describes.
+    """Calls to the learner, retried as this module describes.
 
     Every call raises:
         LearnerFailedError: when the learner or the network fails repeatedly.

@@ -59,7 +59,6 @@ WAIT_AFTER_CORRUPTION_S = 5.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 5.0
 """Longest pause before the newest version is asked for again after one that could not be read; it
 doubles with every further failure."""
-
 _SIDE_BY_SIDE: Final = 8
 """Shards that arrive at one time: enough to fill a network card from servers of their own."""
 _Manifests = Sequence[policy_pb2.PolicyManifest]

@@ -41,16 +41,11 @@ def round_trip(codec, text):
     return codec.decode(codec.encode(make_prompt(text)), frozenset())
 
 
-def test_a_plain_prompt_is_its_text_and_nothing_else(chatty):
-    assert round_trip(PromptCodec(chatty, PromptFormat.PLAIN), "312") == "312"
-
-
-def test_a_chat_prompt_is_one_user_turn_and_the_cue_for_the_response(chatty):
-    assert round_trip(PromptCodec(chatty, PromptFormat.CHAT), "312") == "<312>="
-
-
-def test_auto_is_plain_where_there_is_none(tokenizer):
+def test_a_prompt_is_its_text_or_one_user_turn_and_the_cue_for_the_response(tokenizer):
     assert round_trip(PromptCodec(tokenizer, PromptFormat.AUTO), "312") == "312"
+    tokenizer.chat_template = TEMPLATE
+    assert round_trip(PromptCodec(tokenizer, PromptFormat.PLAIN), "312") == "312"
+    assert round_trip(PromptCodec(tokenizer, PromptFormat.CHAT), "312") == "<312>="
 
 
 def test_chat_without_a_template_is_refused_with_the_cure(tokenizer):

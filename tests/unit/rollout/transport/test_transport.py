@@ -83,14 +83,6 @@ async def test_a_server_of_another_authority_gets_no_key(tmp_path):
         assert stranger.requests == []
 
 
-async def test_an_unavailable_learner_is_asked_again_until_it_answers():
-    failing = FailingLearner(*[UnavailableError("restarting")] * 3)
-    async with channel_to(failing) as channel:
-        given = await learner_at(channel).lease(held=HELD, max_trajectories=4, wait_s=0)
-    assert len(failing.requests) == 4
-    assert (given.phase, len(given.leases), given.retry_after_s) == (RunPhase.DRAINING, 1, 0.25)
-
-
 async def test_a_refused_submission_says_what_was_wrong_with_it():
     failing = FailingLearner(
         InvalidMessageError("trajectories[0].reward", "nan", "a finite number")
@@ -197,8 +189,9 @@ async def test_an_unavailable_learner_is_asked_without_end_and_restarts_the_coun
     away, doubtful = trouble(code), trouble(StatusCode.INTERNAL)
     failing = FailingLearner(*[away] * 15, *[doubtful] * 9, away, *[doubtful] * 9)
     async with channel_to(failing) as channel:
-        await lease_from(channel)
+        given = await lease_from(channel)
     assert not failing.failures
+    assert (given.phase, len(given.leases), given.retry_after_s) == (RunPhase.DRAINING, 1, 0.25)
 
 
 @pytest.mark.parametrize("code", FINAL, ids=lambda code: code.name)

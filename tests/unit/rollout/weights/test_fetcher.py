@@ -236,21 +236,6 @@ async def test_a_full_set_from_which_no_deltas_lead_on_is_refused():
             await worker.fetch(manifest)
 
 
-async def test_another_incarnation_at_the_same_port_is_fetched_whole():
-    with learner_and_worker(0) as (learner, worker):
-        await worker.fetch()
-        before = learner.manifest()
-        learner.restart("another")
-        learner.publish(0, 1)
-        learner.requested()
-        assert (await worker.fetch()).payload == payload_of(1)
-        assert learner.requested() == ["00000000-00000001.delta", "00000000.full"]
-        # What the incarnation before has written can be told from it by its path.
-        paths = [path for path, _ in learner.requests]
-        assert await Worker(learner).fetch(before) is not None
-        assert [path for path, _ in learner.requests] == [*paths, f"/{INCARNATION}/0/00000000.full"]
-
-
 async def test_what_broke_off_is_not_completed_by_another_incarnations_bytes():
     with learner_and_worker(0) as (learner, worker):
         learner.failures = [cut_at(1000)]

@@ -103,15 +103,6 @@ def engine():
     return FakeEngine()
 
 
-async def test_each_new_version_is_brought_into_the_engine(server, engine):
-    async with follow_server(server, engine) as (receiver, _):
-        held = await receiver.wait_for_other(None)
-        assert held == HeldPolicy(incarnation="now", policy_version=0)
-        server.offer(1)
-        assert (await receiver.wait_for_other(held)).policy_version == 1
-    assert engine.swapped == [0, 1]
-
-
 async def test_a_prepared_version_is_what_the_engine_gets_under_its_own_label(server, engine):
     taken = []
 
