@@ -86,7 +86,7 @@ def _settings(training: Training, num_steps: int, seed: int, folder: str) -> GRP
         learning_rate=training.rate,
         lr_scheduler_type="constant",
         adam_beta1=ours.betas[0],
-        adam_beta2=ours.beta2,
+        adam_beta2=ours.betas[1],
         adam_epsilon=ours.epsilon,
         weight_decay=ours.weight_decay,
         max_grad_norm=ours.max_gradient_norm,

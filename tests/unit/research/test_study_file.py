@@ -12,7 +12,8 @@ from vcpo.algo.baseline import Baseline
 from vcpo.algo.ess.learning_rate import LearningRateRule
 from vcpo.api import SpecError
 
-EXAMPLES = sorted((Path(__file__).resolve().parents[3] / "examples" / "studies").glob("*.yaml"))
+STUDIES = Path(__file__).resolve().parents[3] / "examples" / "studies"
+EXAMPLES = sorted(STUDIES.glob("*.yaml"))
 MODELS_TO_MAKE = {"tool"}
 """Studies with a model that git ignores."""
 SEED_OF_TUNING = "must not be seeds of `tuning` too; replace them in one of the two (got [101])"
@@ -99,6 +100,11 @@ def test_a_published_study_has_its_model_and_trains_for_twelve_times_its_largest
         assert Path(model_directory(example, path)).is_dir()
     assert example.spec.run.steps >= 12 * max(example.spec.lags)
     assert {"method"} <= set.intersection(*(set(one.algorithm) for one in example.spec.methods))
+
+
+@pytest.mark.parametrize("path", sorted(STUDIES.glob("*/*.yaml")), ids=lambda path: path.stem)
+def test_a_study_whose_records_are_published_can_be_read(path):
+    assert load_study(path).metadata.name == path.stem
 
 
 def test_a_held_rate_is_one_of_a_trust_region():
