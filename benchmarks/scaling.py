@@ -13,8 +13,9 @@ the commands beside them.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final, NamedTuple
+
+from benchmarks.harness.measures import in_digits
 
 BANDWIDTH_BYTES_PER_S: Final = 0.6 * 3.35e12
 """Of an H100's memory."""
@@ -37,8 +38,7 @@ TOKEN_S: Final = 5e-8
 """`python -m benchmarks.learner.ingest --tokens 64` and `1024`: for a token more."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Model:
+class Model(NamedTuple):
     """A dense model, and the GPUs that each side uses for it."""
 
     parameters: float
@@ -83,34 +83,22 @@ class Model:
 
 
 MODELS: Final = {
-    "7B": Model(  # Qwen2.5-7B
-        parameters=7.6e9, layers=28, hidden=3584, token_bytes=57_344, worker_gpus=1, learner_gpus=8
-    ),
-    "70B": Model(  # Llama-3.1-70B
-        parameters=70.6e9,
-        layers=80,
-        hidden=8192,
-        token_bytes=327_680,
-        worker_gpus=4,
-        learner_gpus=64,
-    ),
+    "7B": Model(7.6e9, 28, 3584, token_bytes=57_344, worker_gpus=1, learner_gpus=8),
+    "70B": Model(70.6e9, 80, 8192, token_bytes=327_680, worker_gpus=4, learner_gpus=64),
 }
+"""Qwen2.5-7B and Llama-3.1-70B."""
 
 
 def main() -> None:
     """Print the table."""
     found = {name: model.figures() for name, model in MODELS.items()}
     group_s = GROUP_S + TOKEN_S * GROUP_SIZE * RESPONSE_TOKENS
-    event_loop = {
-        "groups_per_s": 1 / group_s,
-        "tokens_per_s": GROUP_SIZE * RESPONSE_TOKENS / group_s,
-    }
-    for name in MODELS["7B"].figures():
+    tokens = GROUP_SIZE * RESPONSE_TOKENS
+    event_loop = {"groups_per_s": 1 / group_s, "tokens_per_s": tokens / group_s}
+    for name in found["7B"]:
         print(f"{name:24}{found['7B'][name]:>12.3g}{found['70B'][name]:>12.3g}")
-    numbers = {**found, "event_loop": event_loop}
-    print(
-        json.dumps(json.loads(json.dumps(numbers), parse_float=lambda x: float(f"{float(x):.3g}")))
-    )
+    numbers: dict[str, Any] = {**found, "event_loop": event_loop}
+    print(json.dumps({name: in_digits(each, 3) for name, each in numbers.items()}))
 
 
 if __name__ == "__main__":

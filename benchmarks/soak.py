@@ -1,13 +1,11 @@
 """Measure whether a learner serves a thousand workers for long: memory, fairness, throughput.
 
-The learner's process has its real dispatcher, ledger, redo log, policy store, services and metrics,
-and a loop that consumes each batch and publishes a version at once, without a model. Every stream
-is a worker of its own, with a connection of its own, that does what a worker's process does: it
-waits for each version and fetches it, and meanwhile leases prompts and submits responses of the
-version that it holds. It needs no time to generate, so the learner is never idle. A batch is what
-a learner takes in within about ten seconds, a short step of a real run: each version costs every
-worker two calls more. A host polls the signals. The learner has one core, and all streams share
-another one.
+The learner's process has its real dispatcher, ledger, redo log, policy store and services, and a
+loop that consumes each batch and publishes a version at once, without a model. Every stream is a
+worker with a connection of its own: it fetches each version, and meanwhile leases prompts and
+submits responses of the version that it holds. It needs no time to generate, so the learner is
+never idle. A batch is what a learner takes in within about ten seconds. A host polls the signals.
+The learner has one core, and all streams share another one.
 
 First ten workers run for a tenth of the time, at least 30 s, then all of them with a new learner.
 
@@ -100,22 +98,20 @@ class Learner:
         self.dispatcher = make_dispatcher(spec, self._log, incarnation)
         folder = VersionFolder(str(run_dir / "store"), incarnation, 0, is_temporary=False)
         self._policies = PolicyStore(folder, incarnation=incarnation, clock=time.monotonic)
-        self._signals = SignalWindow(
+        signals = SignalWindow(
             batch_trajectories=spec.batch.trajectories,
             dispatcher=self.dispatcher,
             clock=time.monotonic,
         )
         self.server = WireServer(keys=None)
         grpc_server = self.server.grpc_server
-        work_pb2_grpc.add_WorkServiceServicer_to_server(
-            work_service(self.dispatcher, spec), grpc_server
-        )
-        policy_pb2_grpc.add_PolicyServiceServicer_to_server(
-            PolicyService(self._policies, self.dispatcher), grpc_server
-        )
+        work = work_service(self.dispatcher, spec)
+        work_pb2_grpc.add_WorkServiceServicer_to_server(work, grpc_server)
+        policies = PolicyService(self._policies, self.dispatcher)
+        policy_pb2_grpc.add_PolicyServiceServicer_to_server(policies, grpc_server)
         control = ControlService(
             dispatcher=self.dispatcher,
-            signals=self._signals,
+            signals=signals,
             drain=lambda _: None,
             event=lambda _, __: None,
         )
@@ -159,9 +155,8 @@ def learner_process(
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     with tempfile.TemporaryDirectory() as run_dir:
-        process = context.Process(
-            target=serve, args=(theirs, Path(run_dir), *arguments), daemon=True
-        )
+        given = (theirs, Path(run_dir), *arguments)
+        process = context.Process(target=serve, args=given, daemon=True)
         process.start()
         try:
             yield process.pid or 0, ours
@@ -206,20 +201,22 @@ class Stream:
             if not result.leases:
                 await asyncio.sleep(result.retry_after_s)
             for lease in result.leases:
-                responses = self._responses_to(lease, held.policy_version)
-                accepted = await self.client.submit(lease.lease_id, responses)
+                accepted = await self._submit(lease, held)
                 tenth = int(_TENTHS * (time.monotonic() - begun_s) / duration_s)
                 self.accepted[min(tenth, _TENTHS - 1)] += accepted
 
-    def _responses_to(self, lease: work_pb2.Lease, version: int) -> list[Trajectory]:
-        return [
-            replace(
-                each,
-                trajectory_id=f"{lease.lease_id}/{number}",
-                version_spans=(_span(version, len(each.response_token_ids)),),
-            )
-            for number, each in enumerate(self.responses[: lease.num_trajectories])
+    async def _submit(self, lease: work_pb2.Lease, held: HeldPolicy) -> int:
+        """Submit the responses that a lease asks for; return how many were accepted."""
+        some = self.responses[: lease.num_trajectories]
+        spans = [
+            VersionSpan(policy_version=held.policy_version, num_tokens=len(each.response_token_ids))
+            for each in some
         ]
+        responses = [
+            replace(each, trajectory_id=f"{lease.lease_id}/{number}", version_spans=(span,))
+            for number, (each, span) in enumerate(zip(some, spans, strict=True))
+        ]
+        return await self.client.submit(lease.lease_id, responses)
 
     async def _fetch(self, held: HeldPolicy | None) -> HeldPolicy:
         """Receive the newest version, as deltas where the learner offers them."""
@@ -228,17 +225,12 @@ class Stream:
         wanted = [(delta_name(each), each.total_bytes) for each in deltas]
         if is_whole:
             wanted.append((full_set_name(manifest.full_set_version), manifest.total_bytes))
+        files = [ArrivingFile(name=name, total_bytes=size) for name, size in wanted]
         try:
-            await self.files.read(
-                manifest, [ArrivingFile(name=name, total_bytes=size) for name, size in wanted]
-            )
+            await self.files.read(manifest, files)
         except RetiredVersionError:
             return await self._fetch(held)
         return HeldPolicy.from_manifest(manifest)
-
-
-def _span(version: int, num_tokens: int) -> VersionSpan:
-    return VersionSpan(policy_version=version, num_tokens=num_tokens)
 
 
 async def make_streams(
@@ -288,9 +280,7 @@ async def soak(workers: int, duration_s: float, *, most_workers: int, core: int)
                 if running.done():
                     await running  # raises why a stream ended
                 rss_mb.append(resident_bytes(pid) / 2**20)
-            signals = await control.GetSignals(
-                control_pb2.GetSignalsRequest(), timeout=CALL_TIMEOUT_S
-            )
+            signals = await _signals(control)
             for task in (running, polling):
                 task.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
@@ -308,7 +298,7 @@ async def _poll(control: control_pb2_grpc.ControlServiceStub, begun_s: float) ->
     """Poll the signals as a host does, and print the progress, until cancelled."""
     told_s = begun_s
     while True:
-        signals = await control.GetSignals(control_pb2.GetSignalsRequest(), timeout=CALL_TIMEOUT_S)
+        signals = await _signals(control)
         if (now_s := time.monotonic()) - told_s >= _PROGRESS_S:
             told_s = now_s
             print(
@@ -318,6 +308,10 @@ async def _poll(control: control_pb2_grpc.ControlServiceStub, begun_s: float) ->
                 flush=True,
             )
         await asyncio.sleep(_POLL_S)
+
+
+async def _signals(control: control_pb2_grpc.ControlServiceStub) -> control_pb2.Signals:
+    return await control.GetSignals(control_pb2.GetSignalsRequest(), timeout=CALL_TIMEOUT_S)
 
 
 def own_channel(port: int) -> grpc.aio.Channel:

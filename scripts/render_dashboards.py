@@ -29,22 +29,18 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="write nothing; fail on drift")
     arguments = parser.parse_args()
     files = rendered_files()
-    stale = [path for path, text in files.items() if not _holds(path, text)]
+    stale = [path for path, text in files.items() if not path.is_file() or path.read_text() != text]
     extra = sorted(set(FOLDER.glob("*.json")) - files.keys())
-    for path in stale if not arguments.check else []:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(files[path])
-    for path in extra if not arguments.check else []:
-        path.unlink()
     for path in (*stale, *extra):
+        if not arguments.check and path in files:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(files[path])
+        elif not arguments.check:
+            path.unlink()
         found = "is stale. Cure: python -m scripts.render_dashboards"
-        written = "deleted" if path in extra else "written"
+        written = "written" if path in files else "deleted"
         sys.stderr.write(f"{path.relative_to(ROOT)} {found if arguments.check else written}\n")
     return 1 if (stale or extra) and arguments.check else 0
-
-
-def _holds(path: Path, text: str) -> bool:
-    return path.is_file() and path.read_text() == text
 
 
 if __name__ == "__main__":

@@ -15,10 +15,8 @@ with a small k: a group that takes longer than about k + 1 steps is dropped and 
     python -m benchmarks.async_speedup --workers 2 --lags 2     two runs
 
 Not modelled: decoding that slows down as more responses share a worker, the transfer of large
-weights, and weights that change in mid-response. All tokens have the version at which their
-response began, so a lag here is the largest that hardware of these times would have. Decoding and
-gRPC, which are real, come on top of the pauses. On a machine without a free core for them the
-asynchronous runs, which pause less, lose most; then use a lower `--speed`.
+weights, and weights that change in mid-response. Decoding and gRPC, which are real, come on top of
+the pauses: on a machine without a free core for them use a lower `--speed`.
 
 The target is 0.95 of the final accuracy of the synchronous run with as many workers. Accuracies are
 those of the run's checkpoints, every eight steps, on the same held-out prompts; they are measured
@@ -45,7 +43,7 @@ from typing import Any
 from benchmarks.async_speedup.comparison import Row, row, summary
 from benchmarks.async_speedup.hardware import REFERENCE
 from benchmarks.async_speedup.trial import Setting, TrialFailedError, run_trial
-from benchmarks.harness.arguments import positive
+from benchmarks.harness.arguments import parser_of
 
 
 def main() -> int:
@@ -92,18 +90,21 @@ def worst(found: Mapping[str, Mapping[str, Any]], lags: Sequence[int]) -> dict[s
 
 def parse_arguments() -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__.splitlines()[0] if __doc__ else None,
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    parser = parser_of(
+        __doc__,
+        workers=[2, 6],
+        lags=([1, 2, 8], "besides 0"),
+        steps=(96, "of every run"),
+        speed=(40, "divides all times of hardware"),
+        seed=1,
+        prompts=(4096, "for each accuracy"),
     )
-    parser.add_argument("--workers", type=positive, nargs="+", default=[2, 6])
-    parser.add_argument("--lags", type=positive, nargs="+", default=[1, 2, 8], help="besides 0")
-    parser.add_argument("--steps", type=positive, default=96, help="of every run")
-    parser.add_argument("--speed", type=positive, default=40, help="divides all times of hardware")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--prompts", type=positive, default=4096, help="for each accuracy")
     parser.add_argument("--folder", type=Path, help="where run directories stay, new or empty")
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    numbers = (*arguments.workers, *arguments.lags, arguments.steps, arguments.speed)
+    if min(*numbers, arguments.prompts) < 1:
+        parser.error("give numbers of at least 1")
+    return arguments
 
 
 if __name__ == "__main__":

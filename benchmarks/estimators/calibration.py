@@ -36,7 +36,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import cycle, islice, product
 from statistics import fmean
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -156,24 +155,19 @@ def response(num_tokens: int, worker: str) -> Trajectory:
     return trajectory("fresh/0", (0,), (0,) * num_tokens, (0.0,) * num_tokens, worker_id=worker)
 
 
-def summary(
-    num_trajectories: int, num_tokens: int, drift: float, run: list[Step]
-) -> dict[str, Any]:
+def summary(num_trajectories: int, num_tokens: int, run: list[Step]) -> dict[str, float]:
     """Return the numbers of a run."""
     errors = [abs(step.scale / step.true_scale - 1.0) for step in run]
     reblocked = [abs(step.scale / step.true_scale_reblocked - 1.0) for step in run]
+    batch_tokens = num_trajectories * num_tokens
     return {
-        "trajectories": num_trajectories,
-        "tokens": num_tokens,
-        "drift": drift,
         "scale_mean": fmean(step.scale for step in run),
         "scale_lowest_step": min(step.scale for step in run),
         "true_scale_mean": fmean(step.true_scale for step in run),
         "relative_error_mean": fmean(errors),
         "relative_error_reblocked_mean": fmean(reblocked),
         "relative_error_largest_step": max(errors),
-        "fresh_share_mean": fmean(step.fresh_tokens for step in run)
-        / (num_trajectories * num_tokens),
+        "fresh_share_mean": fmean(step.fresh_tokens for step in run) / batch_tokens,
     }
 
 
@@ -192,7 +186,7 @@ def main() -> None:
     for num_tokens, num_trajectories, drift in product(LENGTHS, BATCHES, DRIFTS):
         place = num_trajectories, num_tokens, drift
         steps = run(*place, arguments.steps, generator, arguments.workers)
-        rows.append(row := summary(*place, steps))
+        rows.append((drift, row := summary(num_trajectories, num_tokens, steps)))
         print(
             f"B {num_trajectories:>2}  L {num_tokens:>4}  drift {drift:g}:"
             f" mean scale {row['scale_mean']:.3f} of {row['true_scale_mean']:.3f},"
@@ -203,15 +197,15 @@ def main() -> None:
             f" mean scored beside {row['fresh_share_mean']:.3f}",
             flush=True,
         )
-    fresh = [row for row in rows if row["drift"] == 0.0]
-    stale = [row for row in rows if row["drift"] > 0.0]
+    fresh = [row for drift, row in rows if drift == 0.0]
+    stale = [row for drift, row in rows if drift > 0.0]
     result = {
         "scale_min": min(row["scale_mean"] for row in fresh),
         "scale_lowest_step": min(row["scale_lowest_step"] for row in fresh),
         "relative_error_max": max(row["relative_error_mean"] for row in stale),
         "relative_error_reblocked_max": max(row["relative_error_reblocked_mean"] for row in stale),
         "relative_error_largest_step": max(row["relative_error_largest_step"] for row in stale),
-        "fresh_share_max": max(row["fresh_share_mean"] for row in rows),
+        "fresh_share_max": max(row["fresh_share_mean"] for _, row in rows),
     }
     print(json.dumps({name: round(value, 4) for name, value in result.items()}))
 

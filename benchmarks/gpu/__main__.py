@@ -31,8 +31,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 
@@ -46,8 +45,7 @@ _CPU_TIMES: Final = 4.0
 """On a CPU a part may take this many times its limit: it has no figures to hurry for."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class Part(NamedTuple):
     """One question."""
 
     place: str

@@ -6,17 +6,6 @@ import argparse
 from typing import Any
 
 
-def positive(text: str) -> int:
-    """Read an integer of at least 1.
-
-    Raises:
-        argparse.ArgumentTypeError: if it is less.
-    """
-    if (number := int(text)) < 1:
-        raise argparse.ArgumentTypeError(f"{text} is below 1")
-    return number
-
-
 def parser_of(doc: str | None, **options: Any) -> argparse.ArgumentParser:
     """Return a parser; its description is the first line of a module's text.
 

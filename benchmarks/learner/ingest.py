@@ -2,14 +2,10 @@
 
 The groups of a step are submitted a few at a time, kept by the ledger and taken as one batch.
 Client and server share a process and one core, whose CPU time is counted; leases are granted
-outside of it.
-The gRPC way is the worker's client and the learner's service, checks included. The JSON way is
-aiohttp on both sides and the standard library's `json`, into the same ledger, without any checks.
-Two more ways are gRPC with the redo log in a temporary folder, where a submission is answered when
-its trajectories outlive the process, and gRPC over TLS, whose cipher works on the same core at both
-ends.
-A call costs as much as some thousand tokens, so with shorter responses (`--tokens`) the two differ
-less.
+outside of it. The gRPC way is the worker's client and the learner's service, checks included. The
+JSON way is aiohttp on both sides and the standard library's `json`, into the same ledger, without
+any checks. Two more are gRPC with the redo log in a temporary folder, and gRPC over TLS. A call
+costs as much as some thousand tokens: with shorter responses (`--tokens`) the ways differ less.
 
     python -m benchmarks.learner.ingest
 
@@ -74,6 +70,10 @@ VOCABULARY = 151_936
 _PROMPT_TOKENS = 128
 _WORKER, _INCARNATION = "worker", "now"
 _SERVER_NAME = "learner"
+_SENT = (
+    *("trajectory_id", "prompt_token_ids", "response_token_ids", "rollout_logprobs"),
+    *("reward", "finish_reason"),
+)
 
 Submit = Callable[[str, Sequence[Trajectory]], Awaitable[Any]]
 
@@ -177,24 +177,16 @@ async def _lease_step(
         held_policy_version=dispatcher.policy_version,
         max_trajectories=len(responses),
     )
-    version = dispatcher.policy_version
-    spans = [
-        tuple(replace(each, policy_version=version) for each in one.version_spans)
-        for one in responses
-    ]
-    rest = iter(
-        [replace(one, version_spans=own) for one, own in zip(responses, spans, strict=True)]
-    )
-    return [
-        (
-            assignment.lease_id,
-            [
-                replace(next(rest), trajectory_id=f"{assignment.lease_id}/{number}")
-                for number in range(assignment.num_trajectories)
-            ],
-        )
-        for assignment in await dispatcher.lease(request, wait_s=0)
-    ]
+    version, rest, step = dispatcher.policy_version, iter(responses), []
+    for lease in await dispatcher.lease(request, wait_s=0):
+        names = (f"{lease.lease_id}/{number}" for number in range(lease.num_trajectories))
+        step.append((lease.lease_id, [_sampled(next(rest), name, version) for name in names]))
+    return step
+
+
+def _sampled(one: Trajectory, name: str, version: int) -> Trajectory:
+    spans = tuple(replace(each, policy_version=version) for each in one.version_spans)
+    return replace(one, trajectory_id=name, version_spans=spans)
 
 
 @asynccontextmanager
@@ -244,32 +236,21 @@ async def over_http(dispatcher: Dispatcher) -> AsyncIterator[Submit]:
 
 
 def _json_body(lease_id: str, trajectories: Sequence[Trajectory]) -> bytes:
-    document = {
-        "worker_id": _WORKER,
-        "lease_id": lease_id,
-        "trajectories": [_document(trajectory) for trajectory in trajectories],
-    }
+    documents = list(map(_document, trajectories))
+    document = {"worker_id": _WORKER, "lease_id": lease_id, "trajectories": documents}
     return json.dumps(document, separators=(",", ":")).encode()
 
 
 def _document(one: Trajectory) -> dict[str, Any]:
-    names = ("trajectory_id", "prompt_token_ids", "response_token_ids", "rollout_logprobs")
-    return {
-        **{name: getattr(one, name) for name in (*names, "reward", "finish_reason")},
-        "version_spans": [asdict(span) for span in one.version_spans],
-    }
+    spans = [asdict(span) for span in one.version_spans]
+    return {name: getattr(one, name) for name in _SENT} | {"version_spans": spans}
 
 
 def _from_document(document: dict[str, Any]) -> Trajectory:
-    return trajectory(
-        document["trajectory_id"],
-        document["prompt_token_ids"],
-        document["response_token_ids"],
-        document["rollout_logprobs"],
-        version_spans=tuple(VersionSpan(**span) for span in document["version_spans"]),
-        reward=document["reward"],
-        finish_reason=FinishReason(document["finish_reason"]),
-    )
+    *numbers, reward, reason = (document[name] for name in _SENT)
+    spans = tuple(VersionSpan(**span) for span in document["version_spans"])
+    reason = FinishReason(reason)
+    return trajectory(*numbers, version_spans=spans, reward=reward, finish_reason=reason)
 
 
 async def compare(arguments: argparse.Namespace) -> dict[str, float]:

@@ -12,10 +12,9 @@ and backward passes are not.
               holds one micro-batch of the model, which is one trajectory.
 
 The model is as small as a model can be: its logits do not depend on its inputs, so what remains of
-a step is the host's. For time, its vocabulary is 8. For memory, it is 260 and tokens come from its
-end, because CPython shares the integers below 257. Norms are the model's work, so the baseline of
-`vcpo` is the group's mean, which reads none. Tokens are one and two versions old, as tokens of an
-asynchronous run are.
+a step is the host's. For time, its vocabulary is 8; for memory it is 260, as CPython shares the
+integers below 257. Norms are the model's work, so the baseline of `vcpo` is the group's mean.
+Tokens are one and two versions old, as tokens of an asynchronous run are.
 
     python -m benchmarks.learner.learner_host
 

@@ -149,8 +149,7 @@ class PacedStream(Stream):
             for lease in result.leases:
                 due_s += self.interval_s
                 await asyncio.sleep(max(0.0, due_s - time.monotonic()))
-                responses = self._responses_to(lease, held.policy_version)
-                await self.client.submit(lease.lease_id, responses)
+                await self._submit(lease, held)
                 self.accepted[0] += lease.num_trajectories
 
 

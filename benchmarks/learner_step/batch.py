@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 from transformers import LlamaForCausalLM
@@ -19,8 +18,7 @@ PRETRAINED_RESPONSE: Final = 12
 FOLDER: Final = Path(smollm2.__file__).parent / smollm2.NAME
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Size:
+class Size(NamedTuple):
     """Of the model and of its batch, which is one group but for a pretrained model."""
 
     vocabulary: int
@@ -47,25 +45,18 @@ class Size:
 def _sizes_of(name: str, vocabulary: int) -> dict[str, Size]:
     """About 2048 tokens a micro-batch, or one trajectory where that is longer."""
     shapes = ((256, 8, 8), (1024, 2, 2), (4096, 2, 1))
-    return {
-        f"{name}x{tokens}": Size(
-            vocabulary=vocabulary, tokens=tokens, trajectories=count, micro_batch=micro_batch
-        )
-        for tokens, count, micro_batch in shapes
-    }
+    return {f"{name}x{shape[0]}": Size(vocabulary, *shape) for shape in shapes}
 
 
 SIZES: Final = {**_sizes_of("32k", 32_768), **_sizes_of("128k", 131_072)}
 """By name, VOCABULARYxTOKENS."""
 
-PRETRAINED: Final = Size(
-    vocabulary=49_152, tokens=58, trajectories=6, micro_batch=36, num_groups=6, folder=FOLDER
-)
+PRETRAINED: Final = Size(49_152, 58, 6, 36, num_groups=6, folder=FOLDER)
 """The batch of `make demo-real`."""
 
 QUICK_SIZES: Final = {
-    "64x16": Size(vocabulary=64, tokens=16, trajectories=4, micro_batch=4, hidden=32, layers=1),
-    "128x32": Size(vocabulary=128, tokens=32, trajectories=2, micro_batch=1, hidden=32, layers=1),
+    "64x16": Size(64, 16, 4, 4, hidden=32, layers=1),
+    "128x32": Size(128, 32, 2, 1, hidden=32, layers=1),
 }
 """For tests: everything runs, and the figures say nothing."""
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 _WIDTH: Final = 118
 NATS: Final = 1e-4
@@ -18,8 +18,7 @@ SHARE: Final = 1e-3
 """Largest relative difference of squared norms and of gradients; rounding is a hundredth."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Column:
+class Column(NamedTuple):
     """One question about a family."""
 
     name: str
@@ -28,29 +27,19 @@ class Column:
     meaning: str
 
 
+_PADDED: Final = (
+    "the learner's log-probabilities of padded rows, against transformers' own of one trajectory"
+    " at a time: nats a token"
+)
+_NORMS: Final = "squared exact norms against autograd, one trajectory at a time: a share"
 COLUMNS: Final = (
-    Column(
-        name="hf", limit=NATS, meaning="responses of engine `hf`, of two versions: nats a token"
-    ),
-    Column(name="vllm", limit=NATS, meaning="the same of engine `vllm`"),
-    Column(
-        name="padded",
-        limit=NATS,
-        meaning="the learner's log-probabilities of padded rows, against transformers'"
-        " own of one trajectory at a time: nats a token",
-    ),
-    Column(name="packed", limit=NATS, meaning="the same of packed rows"),
-    Column(
-        name="norms",
-        limit=SHARE,
-        meaning="squared exact norms against autograd, one trajectory at a time: a share",
-    ),
-    Column(name="LoRA", limit=NATS, meaning="as `hf`, of a run that trains adapters"),
-    Column(
-        name="ranks",
-        limit=SHARE,
-        meaning="gradient of two ranks (FSDP2), against that of one: a share",
-    ),
+    Column("hf", NATS, "responses of engine `hf`, of two versions: nats a token"),
+    Column("vllm", NATS, "the same of engine `vllm`"),
+    Column("padded", NATS, _PADDED),
+    Column("packed", NATS, "the same of packed rows"),
+    Column("norms", SHARE, _NORMS),
+    Column("LoRA", NATS, "as `hf`, of a run that trains adapters"),
+    Column("ranks", SHARE, "gradient of two ranks (FSDP2), against that of one: a share"),
 )
 ENGINES: Final = ("hf", "vllm")
 
@@ -153,15 +142,8 @@ def render(table: Table) -> str:
         lines += ["", "Reasons:", ""]
     for reason, number in numbers.items():
         mark = f"{number}. "
-        lines.append(
-            textwrap.fill(
-                mark + reason,
-                width=_WIDTH,
-                subsequent_indent=" " * len(mark),
-                break_long_words=False,
-                break_on_hyphens=False,
-            )
-        )
+        given = {"subsequent_indent": " " * len(mark), "break_on_hyphens": False}
+        lines.append(textwrap.fill(mark + reason, width=_WIDTH, break_long_words=False, **given))
     return "\n".join(lines) + "\n"
 
 

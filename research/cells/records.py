@@ -20,9 +20,7 @@ from research.cells.cell import Cell
 from vcpo.service.lifecycle import StartError
 
 DIGITS: Final = {
-    "ess_ratio": 5,
-    "on_policy_ess_ratio": 5,
-    "ess": 5,
+    **dict.fromkeys(("ess_ratio", "on_policy_ess_ratio", "ess"), 5),
     "gradient_norm": 2,
     "learning_rate": 3,
 }
@@ -53,12 +51,13 @@ class StepColumns:
 
 
 class EvaluationRow(NamedTuple):
-    """Accuracy of one policy version on the held-out prompts."""
+    """Accuracy of one policy version on the held-out prompts, after so many steps.
+
+    It is 0 where the policy's logits are not finite, and from there on.
+    """
 
     step: int
-    """Steps taken before the evaluation."""
     accuracy: float
-    """0 where the policy's logits are not finite, and from there on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -101,15 +101,15 @@ class Builder:
         work: Path,
         *,
         with_packages: bool,
-        bound: Sequence[str] = (),
-        arguments: Mapping[str, str] | None = None,
+        bound: Sequence[str],
+        arguments: Mapping[str, str],
     ) -> None:
         """Build below a work folder; `arguments` are those of `docker build --build-arg`."""
         self._base = base
         self._work = work
         self._with_packages = with_packages
         self._bound = bound
-        self._arguments = arguments or {}
+        self._arguments = arguments
         self._roots: dict[str, Path] = {}
         self.left_out: list[str] = []
         """Steps that were not carried out."""
@@ -263,15 +263,12 @@ def images_of_kind(*, for_cpus: bool) -> list[Image]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Check images; 1 if one does not build, 2 if this machine cannot try."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("images", nargs="*", help="names of images (default: all of a kind)")
     parser.add_argument("--packages", action="store_true", help="install packages of gigabytes")
     parser.add_argument("--torch-index", help="images for CPUs; URL of PyTorch's index of builds")
     parser.add_argument("--keep", type=Path, help="folder that keeps the images' roots")
     parser.add_argument("--mmdebstrap", default=shutil.which("mmdebstrap"), help="its path")
-    parser.add_argument("--base", type=Path, help="folder of an earlier base to use again")
-    parser.add_argument(
-        "--bind", action="append", default=[], help="folder of this machine that pip needs"
-    )
+    bind = "folder of this machine that pip needs"
+    parser.add_argument("--bind", action="append", default=[], help=bind)
     given = parser.parse_args(arguments)
     if os.geteuid() != 0 or not given.mmdebstrap:
         lack = "mmdebstrap (apt-get install mmdebstrap)" if os.geteuid() == 0 else "root's rights"
@@ -279,23 +276,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     report = {}
     with tempfile.TemporaryDirectory(prefix="images-") as folder:
-        base = given.base or Path(folder) / "base"
-        if not base.is_dir():
-            make_base(base, given.mmdebstrap)
-        for image in images_of_kind(for_cpus=given.torch_index is not None):
-            if not given.images or image.name in given.images:
-                work = Path(folder) / image.name
-                work.mkdir()
-                index = given.torch_index
-                builder = Builder(
-                    base,
-                    work,
-                    with_packages=given.packages or index is not None,
-                    bound=given.bind,
-                    arguments={"TORCH_INDEX_URL": index or ""},
-                )
-                report[image.name] = check(image, builder, given.keep)
-                shutil.rmtree(work)
+        base, index = Path(folder) / "base", given.torch_index
+        make_base(base, given.mmdebstrap)
+        for image in images_of_kind(for_cpus=index is not None):
+            work = Path(folder) / image.name
+            work.mkdir()
+            builder = Builder(
+                base,
+                work,
+                with_packages=given.packages or index is not None,
+                bound=given.bind,
+                arguments={"TORCH_INDEX_URL": index or ""},
+            )
+            report[image.name] = check(image, builder, given.keep)
+            shutil.rmtree(work)
     print(json.dumps(report))  # noqa: T201 - the result
     return int(any("failed" in each for each in report.values()))
 

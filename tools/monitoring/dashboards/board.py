@@ -41,28 +41,16 @@ INSTANT: Final = frozenset({Kind.STAT, Kind.TABLE})
 class AxisUnit(StrEnum):
     """Unit of an axis, by Grafana's name for it."""
 
-    NUMBER = "none"
-    COUNT = "short"
-    SHARE = "percentunit"
-    STEPS = "suffix: steps"
-    VERSIONS = "suffix: versions"
-    NATS = "suffix: nats"
-    TOKENS = "suffix: tokens"
-    TOKENS_PER_SECOND = "suffix: tokens/s"
-    PER_SECOND = "cps"
-    SECONDS = "s"
-    BYTES = "bytes"
-    BYTES_PER_SECOND = "Bps"
+    NUMBER, COUNT, SHARE = "none", "short", "percentunit"
+    STEPS, VERSIONS, NATS = "suffix: steps", "suffix: versions", "suffix: nats"
+    TOKENS, TOKENS_PER_SECOND, PER_SECOND = "suffix: tokens", "suffix: tokens/s", "cps"
+    SECONDS, BYTES, BYTES_PER_SECOND = "s", "bytes", "Bps"
 
 
 class Color(StrEnum):
     """Colours by what they say, as Grafana names them."""
 
-    GOOD = "green"
-    WARNING = "orange"
-    BAD = "red"
-    NEUTRAL = "blue"
-    QUIET = "#8e8e8e"
+    GOOD, WARNING, BAD, NEUTRAL, QUIET = "green", "orange", "red", "blue", "#8e8e8e"
 
 
 STATES: Final = {
