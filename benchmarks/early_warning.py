@@ -35,9 +35,8 @@ from typing import Any, Final
 
 import pandas as pd
 
-from research.alarms import first_alarm
 from research.cells.records import CellRecord, table_records
-from research.measures import collapse_step
+from research.measures import collapse_step, first_alarm
 from vcpo.algo.health.collapse import RECOVERED_SHARE, num_low_at_end, share_error
 from vcpo.algo.health.early_warning import WarningLevel
 

@@ -198,12 +198,13 @@ def figures_of(shards: list[dict[str, Any]]) -> dict[str, Any]:
         for name, (begin, count) in shard["rows"].items():
             is_exact &= begin == ends[name]
             ends[name] = begin + count
+    per_gb = {
+        f"{name}_cpu_s_per_gb": sum(each[f"{name}_s"] for each in shards) / gigabytes
+        for name in _PER_GB
+    }
     return {
         "gigabytes": gigabytes,
-        **{
-            f"{name}_cpu_s_per_gb": sum(each[f"{name}_s"] for each in shards) / gigabytes
-            for name in _PER_GB
-        },
+        **per_gb,
         "host_bytes_per_shard_byte": max(each["host_bytes_per_shard_byte"] for each in shards),
         "delta_share": sum(each["delta_bytes"] for each in shards) / 1e9 / gigabytes,
         "bit_exact": is_exact and ends == shards[0]["all_rows"],
@@ -215,10 +216,8 @@ def on_ranks(size: int, options: argparse.Namespace) -> dict[str, Any]:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     pipes = [_CONTEXT.Pipe(duplex=False) for _ in range(size)]
-    ranks = [
-        _CONTEXT.Process(target=_run, args=(rank, size, port, options, sending))
-        for rank, (_, sending) in enumerate(pipes)
-    ]
+    given = [(rank, size, port, options, sending) for rank, (_, sending) in enumerate(pipes)]
+    ranks = [_CONTEXT.Process(target=_run, args=each) for each in given]
     gc.freeze()  # else the children's collectors copy the pages of what this process has imported
     for rank in ranks:
         rank.start()

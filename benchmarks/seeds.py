@@ -59,13 +59,12 @@ def main() -> None:
             summaries.append(summary)
             before, after = summary["accuracy_before"], summary["accuracy_after"]
             print(f"seed {seed}: {before:.3f} -> {after:.3f} in {summary['steps']} steps")
+    spreads = ("accuracy_before", "accuracy_after", "policy_lag_mean")
     result = {
         "run": run.metadata.name,
         "seeds": arguments.seeds,
         "steps": run.spec.steps,
-        "accuracy_before": spread([summary["accuracy_before"] for summary in summaries]),
-        "accuracy_after": spread([summary["accuracy_after"] for summary in summaries]),
-        "policy_lag_mean": spread([summary["policy_lag_mean"] for summary in summaries]),
+        **{name: spread([each[name] for each in summaries]) for name in spreads},
         "ess_ratio_min": min(summary["ess_ratio_min"] for summary in summaries),
     }
     print(json.dumps(result))

@@ -1,4 +1,4 @@
-"""Measures of one finished cell: final accuracy, speed of learning, collapse."""
+"""Measures of one finished cell: final accuracy, speed of learning, collapse, early warning."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from itertools import pairwise
 from statistics import fmean
 from typing import Final
 
-from research.cells.records import EvaluationRow
+from research.cells.records import EvaluationRow, StepColumns
 from vcpo.algo.health.collapse import find_collapse
+from vcpo.algo.health.early_warning import EarlyWarning, StepHealth, WarningLevel
 
 FINAL_SHARE: Final = 0.25
 """The final accuracy is the mean of the evaluations in so large a last part of the steps."""
@@ -47,3 +48,18 @@ def has_collapsed(evaluations: Sequence[EvaluationRow], target: float) -> bool:
     """Return whether a cell fell below half of its best, or ends below half of the target."""
     ends_low = final_accuracy(evaluations) < COLLAPSED_SHARE * target
     return ends_low or collapse_step(evaluations) is not None
+
+
+def first_alarm(steps: StepColumns, level: WarningLevel) -> int | None:
+    """Return the first step of a cell with a warning of this level or a worse one, or None.
+
+    The warning is the learner's own, so that other thresholds can be judged without running a cell.
+    """
+    warning = EarlyWarning()
+    columns = steps.ess_ratio, steps.on_policy_ess_ratio, steps.ess, steps.gradient_norm
+    for step, (ratio, on_policy, ess, norm) in enumerate(zip(*columns, strict=True), start=1):
+        health = StepHealth(relative_ess=ratio / on_policy, ess=ess, gradient_norm=norm or None)
+        warning = warning.observe(health)
+        if warning.level.is_at_least(level):
+            return step
+    return None

@@ -124,14 +124,9 @@ def _section(
         "by_lag": _records(lags),
         "safe_rates": _records(safe),
     }
-    section = _STUDY.format(
-        name=name,
-        run=run,
-        cells=len(cells),
-        target=tuned.target,
-        subject=spec.subject,
-        table=_table(_LAGS, _lag_rows(spec, lags, safe)),
-    )
+    table, target = _table(_LAGS, _lag_rows(spec, lags, safe)), tuned.target
+    place: dict[str, Any] = {"name": name, "run": run, "cells": len(cells), "subject": spec.subject}
+    section = _STUDY.format(**place, target=target, table=table)
     last = [
         f"- `{at}`: {data.failures[at].strip().splitlines()[-1]}" for at in sorted(data.failures)
     ]
@@ -140,8 +135,7 @@ def _section(
 
 def _lag_rows(study: StudySpec, lags: pd.DataFrame, safe: pd.DataFrame) -> Iterable[Sequence[str]]:
     decades = {
-        (row.method, row.lag): f"{'>= ' if row.is_cut else ''}{row.decades:.2f}"
-        for row in safe.itertuples()
+        (row.method, row.lag): f"{'>= ' * row.is_cut}{row.decades:.2f}" for row in safe.itertuples()
     }
     for row in lags.itertuples():
         own = row.method == study.subject

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self, TypeVar
 
@@ -21,7 +22,6 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from vcpo.api import (
     API_VERSION,
-    FieldProblem,
     GpuUse,
     SpecError,
     VCPORun,
@@ -358,12 +358,8 @@ def model_directory(study: VCPOStudy, file: Path) -> str:
     """
     run = with_local_paths(VCPORun(metadata=study.metadata, spec=study.spec.run), file)
     problems = [
-        FieldProblem(
-            path=f"spec.run.{problem.path.removeprefix('spec.')}",
-            value=problem.value,
-            message=problem.message,
-        )
-        for problem in model_problems(run)
+        replace(each, path=f"spec.run.{each.path.removeprefix('spec.')}")
+        for each in model_problems(run)
     ]
     if problems:
         raise SpecError(str(file), problems)

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from tools.monitoring.catalogue import ALL, BUILD_INFO, PARTS, Metric
-from tools.monitoring.metric_usage import MetricUsage, metric_usage
+from tools.monitoring.catalogue import ALL, BUILD_INFO, PARTS, Metric, MetricUsage, metric_usage
 
 _HEADER: Final = """\
 # Metrics

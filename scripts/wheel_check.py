@@ -94,9 +94,8 @@ def try_first_run(wheel: Path, folder: Path) -> None:
     packages = sysconfig.get_path("purelib")
     (own,) = folder.glob("lib/python*/site-packages")
     (own / "third_party.pth").write_text(packages + "\n", encoding="utf-8")
-    shown = _run(
-        python, "-c", "import vcpo, vcpo_learner; print(vcpo.__file__, vcpo_learner.__file__)"
-    )
+    code = "import vcpo, vcpo_learner; print(vcpo.__file__, vcpo_learner.__file__)"
+    shown = _run(python, "-c", code)
     if not all(Path(path).is_relative_to(own) for path in shown.split()):
         raise ValueError(f"the wheel's packages are not those that are imported: {shown}")
     vcpo = str(folder / "bin" / "vcpo")

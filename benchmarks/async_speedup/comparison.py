@@ -122,12 +122,9 @@ def row(trial: Trial, synchronous: Trial, hardware: Hardware) -> Row:
 def summary(rows: Sequence[Row]) -> dict[str, Any]:
     """Return the figures of one number of workers; the first row is the synchronous run."""
     synchronous, *others = rows
-    speedups = {f"speedup_k{each.lag}": _rounded(each.speedup) for each in others}
     gap = max(synchronous.final_accuracy - each.final_accuracy for each in others)
-    runs = {
-        f"k{each.lag}": {name: _rounded(value) for name, value in asdict(each).items()}
-        for each in rows
-    }
+    runs = {f"k{row.lag}": {at: _rounded(each) for at, each in asdict(row).items()} for row in rows}
+    speedups = {f"speedup_{name}": runs[name]["speedup"] for name in list(runs)[1:]}
     return {**speedups, "accuracy_gap": _rounded(gap), "runs": runs}
 
 

@@ -35,8 +35,7 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
-from benchmarks.gpu.machine import lacks_gpu, machine
-from benchmarks.gpu.setting import Figures, Setting
+from benchmarks.gpu.setting import Figures, Setting, lacks_gpu, machine
 from benchmarks.harness.apart import run_apart
 
 _USELESS_S: Final = 10.0

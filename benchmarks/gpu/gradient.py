@@ -136,14 +136,11 @@ def _run(
     take_calls()
     scored = accumulation.score(groups, 0)
     summary = scored.summary
-    advantages = trajectory_advantages(
-        *(
-            split_groups(values, summary.group_sizes)
-            for values in (summary.rewards, summary.squared_norms, summary.log_weights)
-        ),
-        spec.algorithm.loss_config,
-        1.0,
+    grouped = (
+        split_groups(values, summary.group_sizes)
+        for values in (summary.rewards, summary.squared_norms, summary.log_weights)
     )
+    advantages = trajectory_advantages(*grouped, spec.algorithm.loss_config, 1.0)
     accumulation.accumulate(scored, advantages)
     return _Result(
         norms=summary.squared_norms,
@@ -170,15 +167,13 @@ def _compared(
     gaps = [one - other for one, other in zip(found.log_weights, exact.log_weights, strict=True)]
     wanted = [norm * math.exp(2.0 * gap) for norm, gap in zip(exact.norms, gaps, strict=True)]
     expected, _ = _plain_gradient(setting, size, groups, found, in_float64=True)
+    norms = zip(found.norms, wanted, strict=True)
+    advantages = zip(found.advantages, exact.advantages, strict=True)
     return {
         "gradient_rel": relative_error(found.gradient, expected),
-        "norm_rel": max(
-            abs(one / other - 1.0) for one, other in zip(found.norms, wanted, strict=True)
-        ),
+        "norm_rel": max(abs(one / other - 1.0) for one, other in norms),
         "log_weight_abs": _largest_gap(gaps),
-        "advantage_abs": _largest_gap(
-            [one - other for one, other in zip(found.advantages, exact.advantages, strict=True)]
-        ),
+        "advantage_abs": _largest_gap([one - other for one, other in advantages]),
         "attention": take_calls(),
         "waits": len(waits) if setting.is_gpu else None,
     }

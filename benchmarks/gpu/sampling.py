@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from benchmarks.gpu.machine import has_vllm
 from benchmarks.gpu.random_models import (
     PAD_TOKEN_ID,
     QWEN_1_5B,
@@ -21,7 +20,7 @@ from benchmarks.gpu.random_models import (
     make_model,
     make_spec,
 )
-from benchmarks.gpu.setting import Figures, Setting
+from benchmarks.gpu.setting import Figures, Setting, has_vllm
 from benchmarks.harness.made import trajectory
 from vcpo.algo.ess.importance_weights import ess_ratio
 from vcpo.api.workloads import Model, Precision, RolloutGroup

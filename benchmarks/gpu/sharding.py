@@ -83,18 +83,10 @@ def one_rank(setting: Setting) -> Iterator[Ranks]:
     )
     try:
         mesh = init_device_mesh(setting.device.type, (1, 1), mesh_dim_names=(REPLICATE, SHARD))
-        yield Ranks(
-            device=setting.device,
-            communication=Communication(
-                mesh=mesh,
-                errors=store,
-                timeout=_TIMEOUT,
-                **{
-                    name: dist.new_group(backend="gloo", timeout=_TIMEOUT)
-                    for name in ("commands", "control", "checkpoints", "publication")
-                },
-            ),
-        )
+        rooms = ("commands", "control", "checkpoints", "publication")
+        groups = {name: dist.new_group(backend="gloo", timeout=_TIMEOUT) for name in rooms}
+        communication = Communication(mesh=mesh, errors=store, timeout=_TIMEOUT, **groups)
+        yield Ranks(device=setting.device, communication=communication)
     finally:
         dist.destroy_process_group()
 
@@ -116,10 +108,8 @@ def _step(
         "skipped": result.skipped,
     }
     seconds = setting.seconds(lambda: update.step(groups, policy_version=0), repeats=2)
-    count = sum(
-        len(one.prompt_token_ids) + len(one.response_token_ids)
-        for one in chain.from_iterable(groups)
-    )
+    every = chain.from_iterable(groups)
+    count = sum(len(one.prompt_token_ids) + len(one.response_token_ids) for one in every)
     return line | {"tokens_per_s": round(count / seconds, 1), "peak_gib": setting.peak_gib()}
 
 

@@ -87,9 +87,8 @@ class PlainTrainer:
 
     def _logprobs(self, ids: Tensor) -> Tensor:
         ids = ids.to(self._setting.device)
-        with torch.autocast(
-            self._setting.device.type, torch.bfloat16, enabled=self._setting.is_gpu
-        ):
+        kind, is_gpu = self._setting.device.type, self._setting.is_gpu
+        with torch.autocast(kind, torch.bfloat16, enabled=is_gpu):
             logits = self._model(input_ids=ids, use_cache=False).logits[:, :-1]
         return logits.float().log_softmax(dim=-1).gather(2, ids[:, 1:, None])
 
@@ -174,11 +173,8 @@ def attention(setting: Setting) -> Figures:
     """A step without norms on trajectories of two lengths, padded and packed without a mask."""
     for tokens in setting.choose((2048, 8192), (32,)):
         for name, layout in (("sdpa", "padded"), ("varlen", "packed")):
-            settings = {
-                "method": "sequenceTis",
-                "learner": {"attention": name},
-                "batch": {"rowLayout": layout},
-            }
+            learner, batch = {"attention": name}, {"rowLayout": layout}
+            settings = {"method": "sequenceTis", "learner": learner, "batch": batch}
             line = _speed(
                 setting,
                 setting.choose(QWEN_1_5B, TINY),

@@ -16,9 +16,8 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from benchmarks.gpu.machine import has_vllm
 from benchmarks.gpu.random_models import QWEN_0_5B, TINY, make_config
-from benchmarks.gpu.setting import Figures, Setting
+from benchmarks.gpu.setting import Figures, Setting, has_vllm
 
 _SPECIAL_TOKENS: Final = ("<p>", "<b>", "<e>")
 """No part of another word, as a tokenizer cuts them out of every text."""

@@ -72,12 +72,10 @@ class Count(TorchDispatchMode):
         self._stack = ExitStack()
 
     def __enter__(self) -> Count:
-        for name in _READS:
-            self._stack.enter_context(self._counting(Tensor, name))
-        self._stack.enter_context(self._counting(torch, "tensor", only_to_device=True))
-        self._stack.enter_context(self._counting(Tensor, "new_tensor"))
-        for name in ("__getitem__", "__setitem__"):
-            self._stack.enter_context(self._counting(Tensor, name, only_lists=True))
+        counted = [(Tensor, name, {}) for name in (*_READS, "new_tensor")]
+        counted += [(Tensor, name, {"only_lists": True}) for name in ("__getitem__", "__setitem__")]
+        for owner, name, only in (*counted, (torch, "tensor", {"only_to_device": True})):
+            self._stack.enter_context(self._counting(owner, name, **only))
         super().__enter__()
         return self
 

@@ -88,10 +88,8 @@ def make_messages(num_trajectories: int, num_tokens: int, vocabulary: int) -> li
 
 def read_groups(messages: Sequence[bytes]) -> list[list[Trajectory]]:
     """Read the trajectories off the wire, as the learner's service does."""
-    flat = [
-        trajectory_from_message(work_pb2.Trajectory.FromString(each), path="trajectory")
-        for each in messages
-    ]
+    read = map(work_pb2.Trajectory.FromString, messages)
+    flat = [trajectory_from_message(each, path="trajectory") for each in read]
     return [flat[start : start + GROUP_SIZE] for start in range(0, len(flat), GROUP_SIZE)]
 
 

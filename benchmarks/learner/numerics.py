@@ -139,11 +139,10 @@ def main() -> None:
     line: dict[str, object] = {"benchmark": "numerics", "worker_exact": difference(worker, exact)}
     for name, way in WAYS.items():
         found, rounded = measured(way, arguments.model, rows)
-        line |= {
-            f"{name}_worker": difference(found, worker),
-            f"{name}_exact": difference(found, exact),
-            f"{name}_gradient_rel": round(float((rounded - gradient).norm() / gradient.norm()), 4),
-        }
+        distance = float((rounded - gradient).norm() / gradient.norm())
+        line[f"{name}_worker"] = difference(found, worker)
+        line[f"{name}_exact"] = difference(found, exact)
+        line[f"{name}_gradient_rel"] = round(distance, 4)
     sys.stdout.write(json.dumps(line) + "\n")
 
 

@@ -174,13 +174,10 @@ def _run_step(step: Step, model: LlamaForCausalLM, groups: Groups, size: Size) -
 
 def _model_and_groups(size: Size) -> tuple[LlamaForCausalLM, Groups]:
     model = random_llama(size.hidden, max_tokens=size.sequence)
-    groups = random_groups(
-        model,
-        num_groups=size.num_groups,
-        group_size=size.group_size,
-        prompt_tokens=size.sequence // 4,
-        response_tokens=size.sequence - size.sequence // 4,
-    )
+    prompt = size.sequence // 4
+    shape = {"num_groups": size.num_groups, "group_size": size.group_size}
+    tokens = {"prompt_tokens": prompt, "response_tokens": size.sequence - prompt}
+    groups = random_groups(model, **shape, **tokens)
     return model, groups
 
 

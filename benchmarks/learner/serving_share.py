@@ -2,10 +2,9 @@
 
 A learner's process has Python threads that take turns: one computes with the model's tensors, and
 one serves the workers. Here the first takes steps with exact norms as `benchmarks.learner.
-host_syncs` does: 28 layers with next to no numbers in them, so all of a step is the host's, which
-is the worst case. The second is the learner of `benchmarks.soak`: real services, ledger and redo
-log. Workers, each with a connection of its own, submit responses at a rate, wait for work and hear
-of each version, as workers of a run do. Rates and quiet take turns.
+host_syncs` does, all of which are the host's: the worst case. The second is the learner of
+`benchmarks.soak`. Workers submit responses at a rate, wait for work and hear of each version, as
+workers of a run do. Rates and quiet take turns.
 
     python -m benchmarks.learner.serving_share
 

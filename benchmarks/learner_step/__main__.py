@@ -28,8 +28,16 @@ from statistics import median
 from typing import Any
 
 from benchmarks.harness.arguments import parser_of
-from benchmarks.learner_step.batch import FOLDER, PRETRAINED, QUICK_SIZES, SIZES, Size
-from benchmarks.learner_step.sides import Side, SideProcess, groups_made_elsewhere
+from benchmarks.learner_step.sides import (
+    FOLDER,
+    PRETRAINED,
+    QUICK_SIZES,
+    SIZES,
+    Side,
+    SideProcess,
+    Size,
+    groups_made_elsewhere,
+)
 from examples.models import smollm2
 
 LARGE_VOCABULARY = 128_000

@@ -30,6 +30,7 @@ from typing import Any, Final
 
 import transformers
 
+from benchmarks.harness.arguments import parser_of
 from benchmarks.model_families.families import FAMILIES, Family
 from benchmarks.model_families.judgement import judge_family
 from benchmarks.model_families.table import (
@@ -87,13 +88,9 @@ def summary(before: Table, after: Table) -> dict[str, Any]:
 
 def parse_arguments() -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__.splitlines()[0] if __doc__ else None,
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
+    parser = parser_of(__doc__, minutes=(60.0, "start no family after them"))
     parser.add_argument("--families", help="names, with commas between them; all if unset")
     parser.add_argument("--columns", nargs="+", choices=_NAMES, default=_BY_DEFAULT)
-    parser.add_argument("--minutes", type=float, default=60.0, help="start no family after them")
     parser.add_argument("--page", type=Path, default=PAGE, help="the page to read and to write")
     arguments = parser.parse_args()
     names = [family.name for family in FAMILIES]

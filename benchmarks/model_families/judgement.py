@@ -86,14 +86,13 @@ def _questions(
 ) -> dict[str, Callable[[], float]]:
     """What to ask, by column."""
     questions: dict[str, Callable[[], float]] = {}
-    reference: Reference | None = None
     if {"padded", "packed", "norms"}.intersection(columns):
         reference = Reference(folder, family.reference, random_trajectories())
         questions = {
-            "padded": partial(rows_difference, folder, "padded", reference),
-            "packed": partial(rows_difference, folder, "packed", reference),
-            "norms": partial(norms_difference, folder, reference),
+            layout: partial(rows_difference, folder, layout, reference)
+            for layout in ("padded", "packed")
         }
+        questions["norms"] = partial(norms_difference, folder, reference)
     has_norms = row.get("norms", Cell(verdict=Verdict.AGREES)).verdict is Verdict.AGREES
     questions |= {
         "hf": partial(engine_difference, folder, EngineName.HF),
@@ -111,10 +110,9 @@ def _cell(column: Column, folder: Path, ask: Callable[[], float]) -> Cell:
     except Exception as error:  # noqa: BLE001 - the code of any model runs there
         reason = _general(str(error), folder)
         is_refusal = isinstance(error, StartError | ValueError) and reason.startswith("spec.")
-        verdict = Verdict.REFUSED if is_refusal else Verdict.WRONG
-        return Cell(
-            verdict=verdict, reason=reason if is_refusal else f"{type(error).__name__}: {reason}"
-        )
+        if is_refusal:
+            return Cell(verdict=Verdict.REFUSED, reason=reason)
+        return Cell(verdict=Verdict.WRONG, reason=f"{type(error).__name__}: {reason}")
 
 
 def _general(message: str, folder: Path) -> str:

@@ -82,11 +82,9 @@ async def _worse_version(spec: VCPORunSpec) -> float:
         differences.append(mean_difference(own, drawn))
     await engine.close()
     if min(differences) > _REFUSED_NATS:
-        raise ValueError(
-            f"spec.rollouts[].engine: {group.engine} computes another policy, more than"
-            f" {_REFUSED_NATS} nats a token off; the self-check of a run ends it before its first"
-            " step"
-        )
+        off = f"computes another policy, more than {_REFUSED_NATS} nats a token off"
+        ends = "the self-check of a run ends it before its first step"
+        raise ValueError(f"spec.rollouts[].engine: {group.engine} {off}; {ends}")
     return max(differences)
 
 

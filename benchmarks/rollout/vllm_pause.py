@@ -99,12 +99,10 @@ async def measure(
     finally:
         await engine.close()
     full_bytes = sent_bytes(full_payload or payload, None)
+    shares = {case: sent_bytes(payload, names) / full_bytes for case, names in cases.items()}
     return {
-        case: {
-            "pause_s": round(median(pauses[case]), 4),
-            "sent_fraction": round(sent_bytes(payload, names) / full_bytes, 4),
-        }
-        for case, names in cases.items()
+        case: {"pause_s": round(median(pauses[case]), 4), "sent_fraction": round(share, 4)}
+        for case, share in shares.items()
     }
 
 
@@ -140,12 +138,8 @@ def main() -> None:
     torch.set_num_threads(1)
     model = make_model(arguments.hidden, arguments.layers)
     *_, update = updates(model, steps={arguments.steps}, learning_rate=1e-6)
-    cases = {
-        "full": None,
-        "step": changed_names(update.before, update.after),
-        "layer": [_LAYER],
-        "none": [],
-    }
+    changed = changed_names(update.before, update.after)
+    cases = {"full": None, "step": changed, "layer": [_LAYER], "none": []}
     lora = Lora(rank=arguments.rank)
     adapters = random_adapters(model, lora.rank)
     group = {"name": "vllm", "engine": "vllm", "precision": Precision.BFLOAT16}

@@ -13,21 +13,61 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Self
 
 import torch
 from transformers.utils.logging import disable_progress_bar
 
 from research.cells.cell import Cell
-from research.cells.held_region import HeldRegion
 from research.cells.records import DIGITS, CellRecord, EvaluationRow, StepColumns
 from research.cells.sampling import CPU, Relay, Sampler, TaskPrompt
 from research.cells.versions import Versions, drawn_ages
+from vcpo.algo.ess.trust_region import TrustRegion
 from vcpo.wire.trajectory import Trajectory
 from vcpo_learner.model.loading import hold_base_short, load_policy, pad_token_id, policy_tensors
 from vcpo_learner.update.policy_update import PolicyUpdate
 from vcpo_learner.update.result import UpdateResult
 from vcpo_rollout.engines.engine import NonFiniteLogitsError
 from vcpo_rollout.environments import Split, make_environment
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldRegion(TrustRegion):
+    """A control of studies: a trust region until a step, and then the rate that it allowed to it.
+
+    If a run does as well with it, the region calibrates a constant rate and controls nothing.
+    """
+
+    held_at_step: int
+    """The last step that the region looks at, at least 1."""
+    steps: int = 0
+    """Steps of the run so far, the skipped ones too."""
+
+    @classmethod
+    def of(cls, region: TrustRegion, held_at_step: int) -> Self:
+        observed = {each.name: getattr(region, each.name) for each in fields(TrustRegion)}
+        return cls(held_at_step=held_at_step, **observed)
+
+    def observe(self, *batch: Any, **more: Any) -> Self:
+        """Return the region after one more batch; a held one has not looked."""
+        if self._is_held:
+            return self
+        # With slots the decorator makes another class, of which `super()` does not know.
+        return TrustRegion.observe(self, *batch, **more)
+
+    def largest_rate(self, base_rate: float) -> float:
+        """Return the rate that is allowed to the next step, in [0, base_rate]."""
+        if self._is_held and self.bound is not None:
+            return min(base_rate, self.bound)
+        return TrustRegion.largest_rate(self, base_rate)
+
+    def step(self, rate: float, bound: float | None = None) -> Self:
+        return replace(TrustRegion.step(self, rate, bound), steps=self.steps + 1)
+
+    @property
+    def _is_held(self) -> bool:
+        return self.steps >= self.held_at_step
 
 
 def run_cell(cell: Cell, model_name: str, device: torch.device = CPU) -> CellRecord:
@@ -85,10 +125,8 @@ class Experiment:
         task = cell.spec.environment
         self._training_task = make_environment(task.name, task.parameters, cell.seed)
         self._held_out_task = make_environment(task.name, task.parameters, cell.evaluation_seed)
-        held_out = range(cell.spec.evaluation.prompts)
-        self._held_out_prompts = self._sampler.prompts(
-            self._held_out_task, Split.EVALUATION, held_out
-        )
+        held_out = self._held_out_task, Split.EVALUATION, range(cell.spec.evaluation.prompts)
+        self._held_out_prompts = self._sampler.prompts(*held_out)
         self._versions = Versions(cell.lag)
 
     def run(self) -> tuple[list[UpdateResult], list[EvaluationRow]]:

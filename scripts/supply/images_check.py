@@ -180,9 +180,8 @@ def run_in(
     Raises: subprocess.CalledProcessError.
     """
     isolated = in_root(root, ["/bin/sh", "-ec", command], as_user=as_user, bound=bound)
-    done = subprocess.run(  # noqa: S603
-        isolated, env=dict(environment), stdout=subprocess.PIPE, text=True, check=True
-    )
+    environment = dict(environment)
+    done = subprocess.run(isolated, env=environment, stdout=subprocess.PIPE, text=True, check=True)  # noqa: S603
     return done.stdout
 
 

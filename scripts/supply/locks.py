@@ -158,18 +158,16 @@ def main() -> int:
     """Write or check; the exit status is 1 when a lock does not fit."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--check", action="store_true", help="write nothing; fail on drift")
-    parser.add_argument(
-        "--upgrade", action="store_true", help="newest versions of what has no tested version"
-    )
+    upgrade = "newest versions of what has no tested version"
+    parser.add_argument("--upgrade", action="store_true", help=upgrade)
     arguments = parser.parse_args()
     if not arguments.check:
         try:
             write_locks(upgrade=arguments.upgrade)
         except subprocess.CalledProcessError as error:
             sys.stderr.write(
-                "uv found no set of versions (above). For a build of torch for CPUs, set"
-                " PIP_FIND_LINKS or PIP_EXTRA_INDEX_URL to a place that has it (pytorch.org, Get"
-                " Started, CPU).\n"
+                "uv found no set of versions (above). For torch on CPUs, set PIP_FIND_LINKS"
+                " or PIP_EXTRA_INDEX_URL to a place that has it (pytorch.org, Get Started, CPU).\n"
             )
             return error.returncode
     problems = list(found_problems())

@@ -13,11 +13,10 @@ from promql_parser import AggregateExpr, Call, MatrixSelector, VectorSelector
 from scripts.render_dashboards import FOLDER, ROOT, rendered_files
 from tests.fixtures.observation.panels import filled_in, panel_queries
 from tests.fixtures.promql import metric_of, unknown_names
-from tools.monitoring.catalogue import ALL
+from tools.monitoring.catalogue import ALL, metric_usage
 from tools.monitoring.dashboards import BOARDS
 from tools.monitoring.dashboards.board import COLUMNS, AxisUnit, Kind
 from tools.monitoring.dashboards.grafana import marks
-from tools.monitoring.metric_usage import metric_usage
 from tools.monitoring.rules import RULES_FILE
 
 MOST_PANELS = 48

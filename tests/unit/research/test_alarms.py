@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from research.alarms import first_alarm
+from research.measures import first_alarm
 from tests.fixtures.study import steps as columns
 from vcpo.algo.health.early_warning import WarningLevel
 

@@ -20,6 +20,10 @@ ROLLBACKS: Final = (
     f"max by (namespace, run) (clamp_min(delta(vcpo_learner_rollbacks{{{RUN}}}{_WINDOW}), 0))"
 )
 """Rollbacks of the chosen run since the last point."""
+RATE_FACTORS: Final = tuple(
+    f"vcpo_learning_rate_{name}_ratio" for name in ("schedule", "scale", "backoff")
+)
+"""What the spec's learning rate is multiplied with."""
 
 
 def _labels(*labels: str) -> str:
@@ -34,12 +38,6 @@ def selector(metric: str, where: str = "", scope: str = RUN) -> str:
 def value(metric: str, *by: str, where: str = "", scope: str = RUN) -> str:
     """Return a gauge, or the total of a counter, of the learner or of the host."""
     return f"max by ({_labels(*by)}) ({selector(metric, where, scope)})"
-
-
-RATE_FACTORS: Final = tuple(
-    f"vcpo_learning_rate_{name}_ratio" for name in ("schedule", "scale", "backoff")
-)
-"""What the spec's learning rate is multiplied with."""
 
 
 def effective_rate(scope: str = RUN) -> str:

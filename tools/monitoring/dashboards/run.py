@@ -35,9 +35,8 @@ _LOW_BACKOFF: Final = limit("VCPOLearningRateBackedOff", "vcpo_learning_rate_bac
 _STEP: Final = value("vcpo_learner_step", scope=RUNS)
 _LIFECYCLE: Final = 'condition=~"Complete|Failed|Suspended"'
 _WANTED: Final = value("vcpo_run_replicas", "group", where='state="desired"', scope=RUNS)
-_READY: Final = Words(
-    "ready", {"Training": Color.GOOD, "Complete|Succeeded": Color.NEUTRAL, ".*": Color.WARNING}
-)
+_RUNNING: Final = {"Training": Color.GOOD, "Complete|Succeeded": Color.NEUTRAL}
+_READY: Final = Words("ready", _RUNNING | {".*": Color.WARNING})
 _STABLE: Final = Words("stable", {"Critical|Dead": Color.BAD, ".*": Color.GOOD})
 _ENVIRONMENT: Final = (
     f"max by (namespace, run, environment) ({selector('vcpo_run_info', scope=RUNS)})"
@@ -56,13 +55,9 @@ def _condition(status: str, matcher: str, state: int) -> str:
     return f"({series} == 1) * {state}"
 
 
+_STATES: Final = (("True", _HEALTH), ("False", _HEALTH), ("Unknown", _HEALTH), ("True", _LIFECYCLE))
 _CONDITIONS: Final = " or ".join(
-    (
-        _condition("True", _HEALTH, 1),
-        _condition("False", _HEALTH, 0),
-        _condition("Unknown", _HEALTH, 2),
-        _condition("True", _LIFECYCLE, 3),
-    )
+    _condition(*each, state) for each, state in zip(_STATES, (1, 0, 2, 3), strict=True)
 )
 
 _WHICH_RUN: Final = row(

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from research.cells.held_region import HeldRegion
+from research.cells.experiment import HeldRegion
 from vcpo.algo.ess.trust_region import TrustRegion
 
 LAG_1 = {1: 10}
