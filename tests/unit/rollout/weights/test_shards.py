@@ -17,11 +17,6 @@ from tests.fixtures.rollout.shards import (
 from vcpo.wire.weights import CorruptWeightsError, shards_of
 from vcpo_rollout.weights.receiver import _FullSet
 
-THREE_RANKS = {
-    "layer.weight": (0, 24, 25, 64),
-    "layer.bias": (0, 64, 64, 64),
-    "scale": (0, 0, 0, 1),
-}
 VERSIONS = [first_tensors()]
 for seed in range(1, 4):
     VERSIONS.append(with_changes(VERSIONS[-1], seed))
