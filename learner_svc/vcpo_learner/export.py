@@ -99,14 +99,11 @@ def _settings(options: Options, path: Path, manifest: CheckpointManifest) -> tup
     else:
         name, settings = path.name, Model.model_validate(manifest.spec["model"])
         if settings.trust_remote_code and not options.trust_remote_code:
-            raise StartError(
-                f"{path}: asks to run Python code of its model; read it, give --trust-remote-code"
-            )
+            cure = "read it, and give --trust-remote-code"
+            raise StartError(f"{path}: asks to run Python code of its model; {cure}")
         if options.model is None and not Path(settings.name).is_dir():
-            raise StartError(
-                f"{path}: was trained from {settings.name!r}, which is no directory here; give"
-                " --model, the directory, name on the hub or URL of that model"
-            )
+            cure = "give --model, the directory, name on the hub or URL of that model"
+            raise StartError(f"{path}: {settings.name!r} is no directory here; {cure}")
         given = {"trust_remote_code": False, "revision": None}
     if options.model is not None:
         given |= {"name": options.model, "revision": None}
@@ -128,10 +125,8 @@ def _choose(options: Options) -> tuple[Path, CheckpointManifest]:
             return path, checked_manifest(path)
         except DamagedCheckpointError as error:
             sys.stderr.write(f"warning: {error}; skipped\n")
-    raise StartError(
-        f"{source}: there is no checkpoint yet, or none is intact; a run writes one every"
-        " spec.checkpoint.everySteps steps, and at its end"
-    )
+    when = "a run writes one every spec.checkpoint.everySteps steps, and at its end"
+    raise StartError(f"{source}: there is no checkpoint yet, or none is intact; {when}")
 
 
 def _best_step(run_dir: Path) -> int:

@@ -74,8 +74,7 @@ _MAKE_S: Final = 60.0
 _UNREACHABLE: Final = {errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN}
 _SEEDS: Final = 1 << 20
 """More than the prompts of a trial, so that two runs' seeds share none."""
-_FEW_REPEATED: Final = 0.9
-"""Share of an evaluation's prompts that differ, from which on nothing is said of the others."""
+_FEW_REPEATED: Final = 0.9  # share of prompts that differ; from it on nothing is said of the rest
 _MOST_WARNINGS: Final = 100
 _NOBODY: frozenset[int] = frozenset()
 """No end tokens: a text keeps all of its own."""

@@ -22,7 +22,7 @@ from vcpo.tracking.sink import TrackedRun, deliver
 
 _CHECKPOINT_FILE: Final = "meta.json"
 """Manifest in a checkpoint's folder."""
-_OPTIONS: Final = {"name": "--to", "mode": "--offline", "directory": "--output"}
+_OPTIONS: Final = {"name": "--to", "mode": "--offline", "directory": "DIR"}
 """Options that have another name than the field of the sink that they set."""
 
 
@@ -34,7 +34,7 @@ _Source = Annotated[
 ]
 _Directory = Annotated[
     Path | None,
-    typer.Argument(metavar="DIR", help="Folder to write. [default: step-N in RUN_DIR/exports]"),
+    typer.Argument(metavar="DIR", help="Folder to write. [default: one in RUN_DIR/exports]"),
 ]
 _Step = Annotated[
     int | None, typer.Option(min=1, help="Step of the checkpoint. [default: the newest]")
@@ -49,13 +49,6 @@ _Model = Annotated[
 ]
 _Trust = Annotated[
     bool, typer.Option("--trust-remote-code", help="Let Python code of that model's folder run.")
-]
-_Output = Annotated[
-    Path | None,
-    typer.Option(
-        help="The same as DIR; with --to tensorboard, the folder of its files."
-        " [default: tensorboard in RUN_DIR/exports]"
-    ),
 ]
 _To = Annotated[
     str | None,
@@ -84,7 +77,6 @@ def export(
     adapters: _Adapters = False,
     model: _Model = None,
     trust_remote_code: _Trust = False,
-    output: _Output = None,
     to: _To = None,
     project: _Project = None,
     url: _Url = None,
@@ -105,32 +97,26 @@ def export(
     if to is None:
         if project or url or offline:
             fail("--project, --url, --offline: need --to, the tracking service to copy to")
-        if directory is not None and output is not None:
-            fail("DIR, --output: mean the same; give one of them")
         if step is not None and best:
             fail("--step, --best: name one checkpoint; give one of them")
         if not (source / _CHECKPOINT_FILE).is_file():
             require_run(source)
         require_modules(EXPORT_MODULES)
-        folder = directory or output
         which = {"step": step, "best": best, "adapters": adapters}
         code = {"model": model, "trust_remote_code": trust_remote_code}
-        exec_export(export_arguments(source, folder, **which, **code))
+        exec_export(export_arguments(source, directory, **which, **code))
         return
     require_run(source)
-    if step is not None or best or adapters or directory is not None:
-        fail(
-            "DIR, --step, --best, --adapters: choose what of a model is written, and"
-            " where; leave them out beside --to"
-        )
-    if output is not None and to != SinkName.TENSORBOARD:
-        fail(f"--output: {to} has no folder; give --project or --url")
+    if step is not None or best or adapters:
+        fail("--step, --best, --adapters: are of a model; leave them out beside --to")
+    if directory is not None and to != SinkName.TENSORBOARD:
+        fail(f"DIR: {to} has no folder; give --project or --url")
     given = {
         "name": to,
         "project": project,
         "url": url,
         "mode": WandbMode.OFFLINE if offline else None,
-        "directory": str(output) if output else None,
+        "directory": str(directory) if directory else None,
     }
     _copy_records(source, given)
 

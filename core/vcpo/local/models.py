@@ -46,8 +46,8 @@ def model_problems(run: VCPORun) -> Iterator[FieldProblem]:
         return
     folder = model_folder(run.spec.model)
     if folder is None:
-        message = _absence(name, Path(run.metadata.annotations.get(RUN_FOLDER_ANNOTATION, ".")))
-        if message is not None:
+        here = Path(run.metadata.annotations.get(RUN_FOLDER_ANNOTATION, "."))
+        if (message := _absence(name, here)) is not None:
             yield FieldProblem(path=_NAME, value=repr(name), message=message)
         return
     try:
@@ -60,8 +60,7 @@ def model_problems(run: VCPORun) -> Iterator[FieldProblem]:
     problem = config_problem(config, name, is_known=is_known, trust_remote_code=trusts)
     if problem is not None:
         yield problem
-    message = run.spec.sampling.room_problem(context_tokens(config))
-    if message is not None:
+    if (message := run.spec.sampling.room_problem(context_tokens(config))) is not None:
         value = str(run.spec.sampling.max_new_tokens)
         yield FieldProblem(path="spec.sampling.maxNewTokens", value=value, message=message)
     yield from table_problems(run.spec, config)
@@ -71,7 +70,6 @@ def hub_problems(run: VCPORun) -> Iterator[FieldProblem]:
     """Yield a problem if the model must come from the hub, and the hub does not answer.
 
     The libraries that download it try for minutes, once in each process.
-    run: a run with local paths, whose model has no other problem.
     """
     model = run.spec.model
     if is_url(model.name) or _is_offline() or model_folder(model) is not None:
@@ -79,10 +77,8 @@ def hub_problems(run: VCPORun) -> Iterator[FieldProblem]:
     try:
         _ask_hub()
     except OSError as error:
-        message = (
-            f"is not in the Hugging Face cache, and the hub does not answer ({error}); make"
-            " it reachable (or set HF_ENDPOINT), or give a model directory"
-        )
+        cure = "make it reachable (or set HF_ENDPOINT), or give a model directory"
+        message = f"is not in the Hugging Face cache, and the hub does not answer ({error}); {cure}"
         yield FieldProblem(path=_NAME, value=repr(model.name), message=message)
 
 
@@ -134,10 +130,8 @@ def _absence(name: str, run_folder: Path) -> str | None:
     if name.startswith((".", "/", "~")) or "/" in rest or is_below_a_folder:
         return f"is no directory (checked {path})"
     if _is_offline():
-        return (
-            f"is neither a directory ({path}) nor in the Hugging Face cache, and HF_HUB_OFFLINE"
-            " forbids the download"
-        )
+        why = "nor in the Hugging Face cache, and HF_HUB_OFFLINE forbids the download"
+        return f"is neither a directory ({path}) {why}"
     return None
 
 

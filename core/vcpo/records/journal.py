@@ -224,9 +224,7 @@ def _metrics_records(lines: bytes) -> Iterator[StepRecord | EvaluationRecord]:
                 yield from _record(EvaluationRecord, entry)
 
 
-_ADAPTERS: Final[Mapping[type, TypeAdapter[Any]]] = {
-    each: TypeAdapter(each) for each in (StepRecord, EvaluationRecord, EventRecord)
-}
+_ADAPTERS: Any = {T: TypeAdapter(T) for T in (StepRecord, EvaluationRecord, EventRecord)}
 _Record = TypeVar("_Record", StepRecord, EvaluationRecord, EventRecord)
 
 

@@ -27,7 +27,7 @@ from vcpo.service.lifecycle import StartError
 from vcpo.service.model_config import config_problem, load_problem, shape_problem
 from vcpo.service.rotary_table import fix_rotary_table
 from vcpo.service.vocabulary import keep_vocabulary
-from vcpo_learner.policy_state import trainable_parameters, trained_buffers
+from vcpo_learner.policy_state import policy_state, trainable_parameters
 
 _LOGGER = logging.getLogger(__name__)
 _MAX_SHOWN = 5
@@ -130,12 +130,8 @@ def check_config(name: str, revision: str | None, *, trust_remote_code: bool) ->
         config, _ = PreTrainedConfig.get_config_dict(name, revision=revision)
     except (OSError, ValueError) as error:
         raise ModelLoadError(name, error) from error
-    problem = config_problem(
-        config,
-        name,
-        is_known=config.get("model_type") in CONFIG_MAPPING,
-        trust_remote_code=trust_remote_code,
-    )
+    is_known = config.get("model_type") in CONFIG_MAPPING
+    problem = config_problem(config, name, is_known=is_known, trust_remote_code=trust_remote_code)
     if problem is not None:
         raise StartError(str(problem))
     sections = (config, config.get("text_config") or {})
@@ -226,20 +222,12 @@ def pad_token_id(tokenizer: PreTrainedTokenizerBase) -> int:
 def policy_tensors(
     model: PreTrainedModel, dtype: torch.dtype = torch.float32
 ) -> dict[str, torch.Tensor]:
-    """Return copies of the model's state on the CPU, its parameters rounded to `dtype`.
-
-    Parameters that are cut over ranks are gathered one after the other, after they are rounded; all
-    ranks must call it. Buffers keep their types.
-    """
-    parameters = {
-        name: rounded_whole(parameter, dtype).to("cpu", dtype, copy=True).contiguous()
-        for name, parameter in trainable_parameters(model).items()
+    """Return copies of the state of a model of one rank on the CPU; parameters are of `dtype`."""
+    types = dict.fromkeys(trainable_parameters(model), dtype)
+    return {
+        name: each.detach().to("cpu", types.get(name, each.dtype), copy=True).contiguous()
+        for name, each in policy_state(model).items()
     }
-    buffers = {
-        name: each.detach().to("cpu", copy=True).contiguous()
-        for name, each in trained_buffers(model).items()
-    }
-    return parameters | buffers
 
 
 def rounded_whole(parameter: Tensor, dtype: torch.dtype) -> Tensor:

@@ -120,19 +120,15 @@ def load_end_token_ids(
     revision: str | None = None,
 ) -> frozenset[int]:
     """Return the tokens that end a response: of tokenizer, generation config and chat template."""
-    try:
-        configured = GenerationConfig.from_pretrained(
-            name, revision=revision or "main"
-        ).eos_token_id
-    except OSError:
-        configured = None
+    configured = None
+    with suppress(OSError):
+        generation = GenerationConfig.from_pretrained(name, revision=revision or "main")
+        configured = generation.eos_token_id
     others = configured if isinstance(configured, list) else [configured]
     end_token_ids = {tokenizer.eos_token_id, *others, *turn_end_ids} - {None}
     if not end_token_ids:
-        raise ValueError(
-            f"spec.model.name: {name!r} names no end token, so no response would ever end; "
-            "set eos_token in its tokenizer_config.json"
-        )
+        cure = "set eos_token in its tokenizer_config.json"
+        raise ValueError(f"spec.model.name: {name!r} names no end token, so nothing ends; {cure}")
     return frozenset(end_token_ids)
 
 
@@ -145,23 +141,17 @@ def place_model(model: PreTrainedModel, device: torch.device, dtype: torch.dtype
             parameter.requires_grad_(False)
             parameter.data = parameter.data.to(device, dtype)
     except torch.OutOfMemoryError as error:
-        raise ValueError(
-            f"spec.model.name: {model.name_or_path!r} does not fit on a worker's GPU"
-            f" ({error!s:.120}...); put fewer workers on a GPU (spec.rollouts[].maxReplicas), or"
-            " give them numbers of half the size (spec.rollouts[].precision: bfloat16)"
-        ) from error
+        cure = "set a smaller spec.rollouts[].maxReplicas, or spec.rollouts[].precision: bfloat16"
+        full = f"{model.name_or_path!r} does not fit on a worker's GPU ({error!s:.120}...)"
+        raise ValueError(f"spec.model.name: {full}; {cure}") from error
 
 
 def _check_config(name: str, revision: str | None, *, trust_remote_code: bool) -> None:
     """Check by its configuration that a model can be sampled from; no code of the model runs."""
     with _explain_errors(name):
         config, _ = PreTrainedConfig.get_config_dict(name, revision=revision)
-    problem = config_problem(
-        config,
-        name,
-        is_known=config.get("model_type") in CONFIG_MAPPING,
-        trust_remote_code=trust_remote_code,
-    )
+    is_known = config.get("model_type") in CONFIG_MAPPING
+    problem = config_problem(config, name, is_known=is_known, trust_remote_code=trust_remote_code)
     if problem is not None:
         raise ValueError(str(problem))
 

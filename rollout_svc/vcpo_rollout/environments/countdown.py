@@ -1,10 +1,8 @@
 """Countdown: reach a target with given numbers, each used exactly once.
 
-Source: the reward of mit-han-lab/vcpo, `verl/utils/reward_score/countdown.py`. As there, the answer
-is marked, each number is used once, and the reward is not shaped. Departures, so that every
-judgement is safe and exact (`arithmetic.py`): powers and `//` score 0; decimals score 0 and are not
-read as two integers; values are fractions compared exactly (the reference's tolerance of 1e-5 only
-allows for floating point); 0 is a valid target.
+Source: the reward of mit-han-lab/vcpo, `verl/utils/reward_score/countdown.py`. Departures, so that
+every judgement is safe and exact (`arithmetic.py`): powers, `//` and decimals score 0; values are
+fractions compared exactly; 0 is a valid target.
 """
 
 import json
@@ -46,11 +44,7 @@ class Puzzle:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Countdown:
-    """The Countdown task; its reward is 1.0 for a right expression and 0.0 otherwise.
-
-    Raises ValueError, naming the parameter, when a setting is out of bounds, and when hardly any
-    solvable puzzle fits the settings.
-    """
+    """The Countdown task; its reward is 1.0 for a right expression and 0.0 otherwise."""
 
     seed: int
     numbers: tuple[int, int] = (3, 4)

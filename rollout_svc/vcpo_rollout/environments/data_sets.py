@@ -156,20 +156,16 @@ def _prompts(
             if isinstance(value, kinds) and is_finite:
                 continue
             wanted = " or ".join(_NAMES[kind] for kind in kinds if kind in _NAMES)
-            raise ValueError(
-                f"{where} has no {wanted} in column {column!r} (it is {value!r:.80}; the columns"
-                f" are {', '.join(map(repr, row)) or 'none'}); the task reads the columns"
-                f" {', '.join(columns)}{data_set.cure}"
-            )
+            found = f"it is {value!r:.80}; the columns are {', '.join(map(repr, row)) or 'none'}"
+            cure = f"the task reads the columns {', '.join(columns)}{data_set.cure}"
+            raise ValueError(f"{where} has no {wanted} in column {column!r} ({found}); {cure}")
         try:
             prompt = make_prompt(row)
         except ValueError as error:
             raise ValueError(f"{where}: {error}") from error
         if prompt is None:
-            raise ValueError(
-                f"{where} has no answer at the end of column {columns[-1]!r}, where the data set"
-                f" marks it: {values[-1]!r:.120}"
-            )
+            place = f"at the end of column {columns[-1]!r}, where the data set marks it"
+            raise ValueError(f"{where} has no answer {place}: {values[-1]!r:.120}")
         question = values[0]
         key = question.strip() if isinstance(question, str) else json.dumps(question)
         content = json.dumps(row, sort_keys=True, default=str).encode()
@@ -183,10 +179,9 @@ def _read(data_set: DataSet, path: str | None) -> Mapping[str, Iterable[Row]]:
         )
     place = Path(path)
     if not place.exists():
-        raise ValueError(
-            f"{_FIELD}: {path!r} does not exist (working directory: {Path.cwd()}); give a .jsonl or"
-            " .parquet file or a folder that the workers can read"
-        )
+        cure = "give a .jsonl or .parquet file or a folder that the workers can read"
+        here = f"working directory: {Path.cwd()}"
+        raise ValueError(f"{_FIELD}: {path!r} does not exist ({here}); {cure}")
     if place.is_dir():
         return _from_library(path, _FILES_CURE, path=path)
     if place.suffix == ".jsonl":

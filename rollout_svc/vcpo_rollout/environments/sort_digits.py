@@ -1,8 +1,4 @@
-"""Sort the digits of a string: a very small task on which learning is visible.
-
-A character-level model of a few layers can learn it, and a step takes milliseconds. There is one
-right response, so the accuracy shows whether a policy improves or collapses.
-"""
+"""Sort the digits of a string: a very small task, on which learning is visible."""
 
 from dataclasses import dataclass
 from random import Random

@@ -55,18 +55,16 @@ def _load(taskset: str, config: Any, max_tasks: int) -> list[Any]:
     try:
         from verifiers.v1.utils.loaders import load_taskset, taskset_config_type
     except ImportError as error:
-        raise ValueError(
-            f"environment.name: 'verifiers:{taskset}' needs the package verifiers ({error});"
-            " install it in the rollout image: pip install 'vcpo[verifiers]'"
-        ) from error
+        cure = "install it in the rollout image: pip install 'vcpo[verifiers]'"
+        needed = f"'verifiers:{taskset}' needs the package verifiers ({error})"
+        raise ValueError(f"environment.name: {needed}; {cure}") from error
     try:
         tasks = load_taskset(taskset_config_type(taskset)(id=taskset, **config))
         return list(tasks.take(max_tasks))
     except Exception as error:  # a third-party package may raise anything
-        raise ValueError(
-            f"environment.name: the task set {taskset!r} cannot be loaded "
-            f"({type(error).__name__}: {error}); install its package in the rollout image"
-        ) from error
+        told = f"cannot be loaded ({type(error).__name__}: {error})"
+        cure = "install its package in the rollout image"
+        raise ValueError(f"environment.name: the task set {taskset!r} {told}; {cure}") from error
 
 
 def _require_single_turn(taskset: str, position: int, task: Any) -> None:
@@ -83,7 +81,6 @@ def _require_single_turn(taskset: str, position: int, task: Any) -> None:
 
 
 def _trace(task: Any, prompt: str, response: str) -> Any:
-    """Return the record that `verifiers` makes of one question and its response."""
     import verifiers.v1 as vf
     from verifiers.v1.state import state_cls
 
