@@ -137,13 +137,13 @@ def test_a_rule_continues_at_the_rate_that_a_saved_one_had_come_to():
         stale = torch.tensor([0.0, 2.0, -2.0, 1.0]), torch.full((4,), 8)
         return [rule.step(*stale).rate for _ in range(steps)]
 
-    whole = StepRule(make_optimizer(), max_lag_steps=8)
-    rates = train(whole, 60)
-    saved = StepRule(make_optimizer(), max_lag_steps=8)
-    train(saved, 40)
-    resumed = StepRule(make_optimizer(), max_lag_steps=8)
+    whole, saved, resumed = (
+        StepRule(make_optimizer(), max_lag_steps=8, on_policy_ess_ratio=0.6) for _ in range(3)
+    )
+    rates, _ = train(whole, 60), train(saved, 40)
     resumed.load_state_dict(json.loads(json.dumps(saved.state_dict())))
     assert train(resumed, 20) == rates[40:]
+    assert saved.state_dict()["means"][0]["mismatch_nats"] == pytest.approx(-math.log(0.6))
 
 
 def test_vcpo2_starts_at_a_share_of_the_rate_and_doubles_while_data_stays_fresh():

@@ -143,11 +143,6 @@ def test_four_times_the_weights_scatter_less_and_show_more_of_the_truth(
     assert many.deviation < few.deviation * 1.05
 
 
-@given(st.floats(-1.0, 5.0), st.integers(1, 5000))
-def test_a_batch_reads_as_itself_at_its_own_size(nats: float, size: int) -> None:
-    assert nats_at_size(nats, size, size) == nats
-
-
 @settings(max_examples=20, deadline=None)
 @given(st.floats(0.01, 1.5), st.floats(0.01, 1.5), st.sampled_from([2, 8, 32, 300]))
 def test_who_misses_more_misses_more_at_every_size(one: float, other: float, size: int) -> None:

@@ -117,20 +117,21 @@ def step_rate(**algorithm):
     return StepRate(make_spec(**fields))
 
 
-def reading(ess_ratio, on_policy=1.0, chance=0.0):
+def reading(ess_ratio, on_policy=1.0, chance=0.0, kind=EssKind.SEQUENCE, mismatch=0.0):
     return EssReading(
-        kind=EssKind.SEQUENCE,
+        kind=kind,
         ess_ratio=ess_ratio,
         on_policy_ess_ratio=on_policy,
+        mismatch_nats=mismatch,
         chance_nats=chance,
     )
 
 
-def taken(rate, readings, lag=1):
+def taken(rate, readings, size=64):
     """The rates of steps on these readings, each taken as allowed."""
     found = []
     for each in readings:
-        rate.observe(each, {lag: 64}, 64)
+        rate.observe(each, {1: 64}, size)
         allowed = rate.allowed_rate(BASE)
         rate.take(allowed, allowed)
         found.append(allowed)
@@ -145,6 +146,15 @@ def test_nats_count_from_the_on_policy_ratio():
     alike = [taken(step_rate(), [reading(1.0)] + [reading(0.5)] * 5)]
     alike += [taken(step_rate(), [reading(0.4, 0.4)] + [reading(0.2, 0.4)] * 5)]
     assert alike[0] == pytest.approx(alike[1])
+
+
+def test_a_whole_trajectory_drifts_beside_its_mismatch_and_a_block_is_too_short_to():
+    plain, beside, block, blocks = (
+        taken(step_rate(), [reading(0.93, kind=kind, mismatch=nats)] * 6, size=4)[-1]
+        for kind in (EssKind.SEQUENCE, EssKind.BLOCK)
+        for nats in (0.0, 1.0)
+    )
+    assert beside < plain < block == blocks
 
 
 def test_a_dead_band_that_is_given_takes_the_place_of_chance():
