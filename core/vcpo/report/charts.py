@@ -148,7 +148,7 @@ _ESS_BY_LAG: Final = Chart(
     name="ess-by-lag",
     title="ESS ratio by lag",
     unit="policy versions",
-    caption="A cell is the ESS ratio of the trajectories of one age; it falls first for old ones.",
+    caption="A row has the ages from its label up to the next; old ones lose ESS first.",
 )
 _DETAILS: Final = (
     _WARNING,
