@@ -6,12 +6,11 @@
 --samples N    samples and judges answers to the first N prompts; the weights are the model's own,
                as it lies on the disk, and new adapters are left out, as they change nothing
 
-It ends with 0 after the line `TRIED`, with `CANNOT_START` where a worker would fail, or with
-`NOT_TRIED` where a service does not answer or a call takes long. The message is then recorded as
-the end of the process, and begins with the field; with 0 each line of it is a warning. With
-`--samples` standard output gets one line of JSON for each message of `vcpo.records.trial` instead;
-what the user's code prints goes to
-standard error.
+It ends with 0 after what it found and the line `TRIED`, with `CANNOT_START` where a worker would
+fail, or with `NOT_TRIED` where a service does not answer or a call takes long. The message is then
+recorded as the end of the process, and begins with the field; with 0 each line of it is a warning.
+With `--samples` standard output gets one line of JSON for each message of `vcpo.records.trial`
+instead; what the user's code prints goes to standard error.
 """
 
 from __future__ import annotations
@@ -102,7 +101,7 @@ def main() -> NoReturn:
             run = parse_run(sys.stdin.read(), source="standard input")
             import_from_run_folder(run)
         if options.environment:
-            record_end("\n".join(asyncio.run(try_environment(run))))
+            record_end("\n".join(asyncio.run(try_environment(run, messages))))
         elif options.engine:
             _try_engines(run)
         elif options.model:
@@ -162,10 +161,11 @@ def _try_model(run: VCPORun) -> None:
 
 
 async def try_environment(
-    run: VCPORun, *, call_s: float = _CALL_S, make_s: float = _MAKE_S
+    run: VCPORun, found: TextIO | None = None, *, call_s: float = _CALL_S, make_s: float = _MAKE_S
 ) -> tuple[str, ...]:
     """Make a run's environment, and make each kind of call that a worker makes; return warnings.
 
+    found: gets a line on the rows of a data set.
     call_s: longest wait for one call, and about the longest for all evaluation prompts; after it,
         and where a service does not answer, a NotTriedError names the field.
     make_s: longest wait for the environment's class.
@@ -186,6 +186,9 @@ async def try_environment(
     except ValueError as error:
         raise (NotTriedError if _is_unanswered(error) else StartError)(str(error)) from error
     calls = _Calls(run, environment, call_s, gauges)
+    if found is not None and (questions := getattr(calls.own, "_questions", None)) is not None:
+        num_prompts = run.spec.steps * run.spec.batch.prompts_per_step
+        found.write(f"{questions.sizes_in_words(num_prompts)}\n")
     prompt = await calls.prompt(Split.TRAIN, 0)
     await calls.prompt(Split.TRAIN, 1)
     await calls.prompt(Split.EVALUATION, 0)
@@ -208,7 +211,7 @@ class _Calls:
     ) -> None:
         settings, self.environment = run.spec.environment, environment
         own = environment.environment if isinstance(environment, JudgedEnvironment) else environment
-        self.owner, self.field = f"{type(own).__name__}.", "environment.name"
+        self.own, self.owner, self.field = own, f"{type(own).__name__}.", "environment.name"
         self.cure = "the class" if ":" in settings.name else "environment.parameters"
         self.most_reward = settings.max_absolute_reward
         self.allowed_s = run.spec.environment_timeout_s

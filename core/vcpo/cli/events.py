@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -12,7 +11,8 @@ from rich.text import Text
 
 from vcpo.cli.console import OUT, fail, require_run
 from vcpo.local.run_dir import RunDir
-from vcpo.records.journal import EventRecord, read_events
+from vcpo.records.journal import read_events
+from vcpo.report.numbers import moment
 from vcpo.report.recorded_run import event_rows
 
 _STYLES: Final = {logging.ERROR: "bold red", logging.WARNING: "yellow"}
@@ -31,9 +31,9 @@ def events(run_dir: Run) -> None:
     require_run(run_dir)
     for row in event_rows(sorted(read_events(run_dir), key=lambda event: event.time_unix_s)):
         event, number = row[-1], len(row)
-        since = f" ({number:,} of these since {_moment(row[0])})" if number > 1 else ""
+        since = f" ({number:,} of these since {moment(row[0].time_unix_s)}Z)" if number > 1 else ""
         line = Text.assemble(
-            (f"{_moment(event)}  ", "dim"),
+            (f"{moment(event.time_unix_s)}Z  ", "dim"),
             (f"{event.source:<8} ", "cyan"),
             (f"{event.kind:<20} ", _STYLES.get(event.level, "bold")),
             event.message + since,
@@ -65,7 +65,3 @@ def logs(
         lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
         for line in lines if tail is None else lines[-tail:]:
             OUT.print(Text.assemble((f"{log.stem} | ", "cyan"), line), soft_wrap=True)
-
-
-def _moment(event: EventRecord) -> str:
-    return datetime.fromtimestamp(event.time_unix_s, UTC).strftime("%Y-%m-%d %H:%M:%SZ")

@@ -172,7 +172,7 @@ def validate(files: RunFile, changes: Changes = None) -> None:
     for problem in gpu_problems(loaded):  # the file may be for another machine
         tell(f"warning: {problem}")
     say(f"{' + '.join(map(str, files))}: valid")
-    for line in found_lines(loaded, uses[0]):
+    for line in (*found.facts, *found_lines(loaded, uses[0])):
         say(line)
 
 

@@ -39,6 +39,7 @@ class MachineFindings:
     problems: tuple[FieldProblem, ...] = ()
     warnings: tuple[str, ...] = ()
     """Facts that could not be checked, in sentences that name the field."""
+    facts: tuple[str, ...] = ()
 
 
 class MissingPackagesError(RuntimeError):
@@ -107,6 +108,7 @@ def inspect_machine(run: VCPORun) -> MachineFindings:
             *(problem for each in tried for problem in each.problems),
         ),
         warnings=(*machine_warnings(run), *(told for each in tried for told in each.warnings)),
+        facts=tuple(fact for each in tried for fact in each.facts),
     )
 
 
@@ -184,7 +186,9 @@ def _try(run: VCPORun, *command: str, needs: str, field: str, name: str) -> Mach
         return MachineFindings(warnings=(f"{field}: {name!r}: {warning}",))
     told = end.read()
     if process.returncode == 0 and process.stdout.endswith(TRIED):
-        return MachineFindings(warnings=tuple(f"spec.{line}" for line in told.splitlines()))
+        facts = tuple(process.stdout.removesuffix(TRIED).splitlines())
+        warnings = tuple(f"spec.{line}" for line in told.splitlines())
+        return MachineFindings(warnings=warnings, facts=facts)
     named, _, message = told.partition(": ")
     path = f"spec.{named.removeprefix('spec.')}"
     if re.fullmatch(r"[\w.\[\]-]+", named) is None:  # an exception's own words

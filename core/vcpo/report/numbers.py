@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from datetime import UTC, datetime
 from statistics import fmean
 
 UNKNOWN = "-"
@@ -49,3 +50,8 @@ def duration(seconds: float | None) -> str:
     if hours:
         return f"{hours}h {rest_m:02d}m"
     return f"{minutes}m {rest_s:02d}s" if minutes else f"{rest_s}s"
+
+
+def moment(time_unix_s: float) -> str:
+    """Write a Unix time as `2026-01-31 23:59:59`, in UTC."""
+    return datetime.fromtimestamp(time_unix_s, UTC).strftime("%Y-%m-%d %H:%M:%S")

@@ -32,7 +32,7 @@ def held_out_text(metrics: Metrics) -> str:
 
 def band_of(evaluation: EvaluationRecord) -> float:
     """Return how far chance moves an evaluation; 0 if its rewards are not from 0 to 1."""
-    return _CONFIDENT * share_error(evaluation.accuracy, evaluation.num_trajectories)
+    return _CONFIDENT * share_error(evaluation.accuracy, evaluation.num_prompts)
 
 
 def chance_text(metrics: Metrics) -> str:
@@ -42,7 +42,7 @@ def chance_text(metrics: Metrics) -> str:
     if not band or ends[0].step == ends[-1].step:
         return ""
     moved = abs(ends[0].accuracy - ends[-1].accuracy) > band
-    prompts = f"{min(each.num_trajectories for each in ends)} prompts"
+    prompts = f"{min(each.num_prompts for each in ends)} prompts"
     return f"{'more' if moved else 'no more'} than chance, which is ±{band:.2f} with {prompts}"
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from importlib import resources
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from markupsafe import Markup
 from vcpo.api import run_to_yaml
 from vcpo.records.samples import write_whole
 from vcpo.report.charts import main_charts, page_data, sections
-from vcpo.report.numbers import compact, decimal, finite, mean, whole
+from vcpo.report.numbers import compact, decimal, finite, mean, moment, whole
 from vcpo.report.outcome import chance_text, left_out, resume_command
 from vcpo.report.recorded_run import MAX_EVENTS, SPEC_FILE, RecordedRun, event_rows, read_run
 
@@ -102,14 +101,10 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
         loader=jinja2.FunctionLoader(_asset),
     )
-    environment.filters["clock"] = _clock
+    environment.filters["clock"] = moment
     environment.filters["compact"] = compact
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
     return environment
-
-
-def _clock(time_unix_s: float) -> str:
-    return datetime.fromtimestamp(time_unix_s, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def _asset(name: str) -> str:

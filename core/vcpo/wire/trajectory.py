@@ -71,8 +71,23 @@ class TokenSpan:
         return self.start + self.num_tokens
 
 
+class _Versioned:
+    """What was sampled by policy versions."""
+
+    __slots__ = ()
+    version_spans: tuple[VersionSpan, ...]
+
+    @property
+    def oldest_step(self) -> int:
+        return min(step_of(span.policy_version) for span in self.version_spans)
+
+    @property
+    def newest_policy_version(self) -> int:
+        return max(span.policy_version for span in self.version_spans)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PartialResponse:
+class PartialResponse(_Versioned):
     """The tokens of an interrupted response; a worker that resumes it keeps them unchanged."""
 
     token_ids: tuple[int, ...]
@@ -98,17 +113,9 @@ class PartialResponse:
     def sampled_mask(self) -> list[bool]:
         return _sampled_mask(len(self.token_ids), self.inserted_spans)
 
-    @property
-    def oldest_step(self) -> int:
-        return min(step_of(span.policy_version) for span in self.version_spans)
-
-    @property
-    def newest_policy_version(self) -> int:
-        return max(span.policy_version for span in self.version_spans)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trajectory:
+class Trajectory(_Versioned):
     """One response to a prompt, with its reward. Its sequences are never modified."""
 
     trajectory_id: str
@@ -156,14 +163,6 @@ class Trajectory:
     @property
     def oldest_policy_version(self) -> int:
         return min(span.policy_version for span in self.version_spans)
-
-    @property
-    def oldest_step(self) -> int:
-        return min(step_of(span.policy_version) for span in self.version_spans)
-
-    @property
-    def newest_policy_version(self) -> int:
-        return max(span.policy_version for span in self.version_spans)
 
     def num_fresh_tokens(self, policy_version: int) -> int:
         """Return the number of response tokens that a version alone sampled."""

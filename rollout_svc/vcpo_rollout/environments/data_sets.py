@@ -61,6 +61,12 @@ class Questions:
         self._seed = seed
         self._order = lru_cache(maxsize=4)(self._shuffle)
 
+    def sizes_in_words(self, num_prompts: int) -> str:
+        """Return how many distinct items there are; num_prompts: that a run takes to train on."""
+        training, held_out = len(self._items[Split.TRAIN]), len(self._items[Split.EVALUATION])
+        epochs = f"{num_prompts / training:,.1f} epochs"
+        return f"rows      {training:,} to train on ({epochs}), {held_out:,} held out; all distinct"
+
     def at(self, split: Split, index: int) -> Prompt:
         """Return item `index` (>= 0) of a split."""
         if index < 0:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -96,6 +97,16 @@ class TestValidate:
             "memory    0.21 M parameters; at most learner 0.0031 GiB, each worker 0.00078 GiB",
         ):
             assert f"\n{line}" in found
+
+    def test_rows_are_counted(self, run_file, tmp_path):
+        rows = "".join(f'{{"prompt": "{n} + 1 =", "answer": "{n + 1}"}}\n' for n in range(50))
+        (tmp_path / "rows.jsonl").write_text(rows)
+        task = "{name: data_set, parameters: {path: rows.jsonl}}"
+        run_file.write_text(RUN.replace("{name: countdown}\n  steps", f"{task}\n  steps"))
+        assert re.search(
+            r"rows +4\d to train on \(1[34]\d\.\d epochs\), \d held out; all distinct",
+            vcpo("validate", run_file).stdout,
+        )
 
     def test_a_further_file_lies_over_the_first(self, run_file, tmp_path):
         (tmp_path / "more.yaml").write_text("spec: {algorithm: {maxPolicyLagSteps: 5}}")

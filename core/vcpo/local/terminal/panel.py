@@ -19,7 +19,6 @@ from vcpo.local.terminal.run_view import (
     RunView,
     age_notices,
     drain_notices,
-    lag_text,
     of_last_step,
     printable,
 )
@@ -126,8 +125,8 @@ def _progress(view: RunView) -> Table:
     row.add_column(no_wrap=True)
     row.add_column(ratio=1)
     row.add_column(justify="right", no_wrap=True)
-    bar = ProgressBar(total=view.total_steps, completed=step)
-    row.add_row(f"step {step}/{view.total_steps}", bar, f"{step / view.total_steps:.0%}")
+    bar = ProgressBar(total=view.run.spec.steps, completed=step)
+    row.add_row(f"step {step}/{view.run.spec.steps}", bar, f"{step / view.run.spec.steps:.0%}")
     return row
 
 
@@ -153,6 +152,7 @@ def numbers_of(view: RunView) -> dict[str, tuple[str, str]]:
     limit = signals.lag_limit_steps
     lag_max = signals.last.lag_max if signals.last else 0
     backoff = signals.last.learning_rate_backoff if signals.last else 1.0
+    p50, most = (of_last_step(view, name, "d") for name in ("lag_p50", "lag_max"))
     on_policy = of_last_step(view, "on_policy_ess_ratio", ".2f")
     equal = of_last_step(view, "equal_groups_ratio", ".0%")
     level, score = signals.warning_level or "", of_last_step(view, "warning_score", ".2f")
@@ -161,7 +161,7 @@ def numbers_of(view: RunView) -> dict[str, tuple[str, str]]:
         "reward": (of_last_step(view, "reward_mean", ".3f"), "bold"),
         "held out": (decimal(signals.accuracy, ".3f"), "bold"),
         "ess": (f"{of_last_step(view, 'ess_ratio', '.2f')} of {on_policy}", ess_style(view)),
-        "lag": (lag_text(view), "bold red" if lag_max > most_lag else ""),
+        "lag": (f"p50 {p50} max {most} of {most_lag}", "bold red" if lag_max > most_lag else ""),
         "lr": (rate_text(view), "yellow" if backoff < 1.0 else ""),
         "lag limit": (f"{limit}", "yellow" if limit < most_lag else ""),
         "warning": (f"{level} {score}", WARNING_STYLES.get(level, "")),

@@ -11,7 +11,7 @@ from vcpo.control.limits import ChangeKind
 from vcpo.control.signals import RunSignals
 from vcpo.judgement import Evidence, Judgement, judgements
 from vcpo.records.journal import EventRecord, EventTail
-from vcpo.report.numbers import decimal, duration, whole
+from vcpo.report.numbers import decimal, duration
 from vcpo.report.recorded_run import recorded_signals
 
 OLD_S = 10.0
@@ -33,10 +33,6 @@ class RunView:
     """Seconds since the learner was asked to save and to end; None if it was not."""
 
     @property
-    def total_steps(self) -> int:
-        return self.run.spec.steps
-
-    @property
     def workers_ready(self) -> int:
         return sum(self.signals.ready_workers.values())
 
@@ -48,7 +44,7 @@ class RunView:
     def eta_s(self) -> float | None:
         """Estimated seconds to the last step."""
         signals = self.signals
-        remaining = (self.total_steps - signals.step) * signals.batch_trajectories
+        remaining = (self.run.spec.steps - signals.step) * signals.batch_trajectories
         return remaining / signals.consumed_per_s if signals.consumed_per_s > 0 else None
 
     @property
@@ -80,13 +76,6 @@ def run_view(
         workers_desired=workers_desired,
         elapsed_s=elapsed_s,
     )
-
-
-def lag_text(view: RunView) -> str:
-    """Return the lag of the last step and the most that the spec allows."""
-    last = view.signals.last
-    p50, most = (None, None) if last is None else (last.lag_p50, last.lag_max)
-    return f"p50 {whole(p50)} max {whole(most)} of {view.max_policy_lag_steps}"
 
 
 def of_last_step(view: RunView, field: str, form: str) -> str:

@@ -24,11 +24,9 @@ from vcpo.report.recorded_run import RecordedRun, recorded_signals
 def run_summary(run_dir: Path, ending: Ending) -> dict[str, Any]:
     """Return the summary of a run from its records; a value without records is None.
 
-    `state` is the name of the ending in lower case. Accuracies are those of the first and the last
-    evaluation. `collapse` is also told of a run that recovered. `trajectories` has the counts at
-    the last step: leased = consumed + sum(dropped) + in_flight + buffered. The model's parameters
-    are those of the model that the run left, and a step's seconds are all from the end of the one
-    before it.
+    Accuracies are those of the first and the last evaluation. `trajectories` has the counts at the
+    last step: leased = consumed + sum(dropped) + in_flight + buffered. A step's seconds are all
+    from the end of the one before it.
     """
     metrics = read_metrics(run_dir)
     model = ExportedModel.read(RunDir(run_dir).model)
@@ -166,11 +164,7 @@ def _one_line(text: str) -> str:
 def interruption_notice(
     run_file: Path, run_dir: Path, *, checkpoint_step: int | None, last_step: int
 ) -> str:
-    """Return what a resume and an export of an interrupted run would find, a sentence each line.
-
-    checkpoint_step: step of the newest checkpoint; None if there is none.
-    last_step: the last step in the journal, 0 if there is none.
-    """
+    """Return what a resume and an export of an interrupted run would find, a sentence each line."""
     start = checkpoint_step or 0
     later = f"step {last_step}" if last_step == start + 1 else f"steps {start + 1} to {last_step}"
     redone = f" and takes {later} anew" if last_step > start else ""

@@ -124,7 +124,7 @@ def leave_lost_terminal() -> None:
 def plain_line(view: RunView) -> str:
     """Return the state of a run in one line."""
     facts = [
-        f"{view.phase} {view.signals.step}/{view.total_steps}",
+        f"{view.phase} {view.signals.step}/{view.run.spec.steps}",
         *(f"{label} {value}" for label, (value, _) in numbers_of(view).items()),
         f"elapsed {duration(view.elapsed_s)}",
         f"eta {duration(view.eta_s)}",
