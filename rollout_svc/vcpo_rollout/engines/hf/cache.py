@@ -1,4 +1,4 @@
-"""Keys and values of sequences that are decoded together, padded on the left.
+"""Keys, values and recurrent states of sequences decoded together, padded on the left.
 
 All rows end in the same column, so one forward pass extends every row. Positions count from a
 row's first token, and keys are rotated by them before they are stored. A row's states therefore do
@@ -14,9 +14,8 @@ from typing import Final, TypeVar
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
-from transformers.cache_utils import Cache
 
-from vcpo_rollout.engines.hf.cache_layers import PreallocatedLayer
+from vcpo_rollout.engines.hf.cache_layers import PreallocatedLayer, RecurrentLayer, cache_for
 from vcpo_rollout.engines.hf.routes import RouteRecorder
 
 _Row = TypeVar("_Row")
@@ -44,7 +43,7 @@ class DecodingCache:
         self.clear()
 
     def clear(self) -> None:
-        self._layers = Cache(layer_class_to_replicate=PreallocatedLayer)
+        self._layers = cache_for(self._model.config)
         self._num_columns = 0
         self._padding: list[int] = []
 
@@ -86,9 +85,7 @@ class DecodingCache:
             joining._repeat(rows)
             logits = logits[rows]
         if self._padding:
-            for layer, above in zip(
-                joining._preallocated_layers(), self._preallocated_layers(), strict=True
-            ):
+            for layer, above in zip(joining._own_layers(), self._own_layers(), strict=True):
                 layer.put_below(above)
         num_columns = max(self._num_columns, joining._num_columns)
         self._padding = [
@@ -118,7 +115,7 @@ class DecodingCache:
         movers = iter([row for row in kept if row >= len(kept)])
         order = [next(movers) if index in rows else index for index in range(len(kept))]
         unused = min(self._padding[row] for row in kept)
-        for layer in self._preallocated_layers():
+        for layer in self._own_layers():
             layer.keep(order, num_unused_columns=unused)
         self._padding = [self._padding[row] - unused for row in order]
         self._num_columns -= unused
@@ -126,7 +123,7 @@ class DecodingCache:
 
     def _repeat(self, rows: Sequence[int]) -> None:
         """Make copies of these rows the only ones."""
-        for layer in self._preallocated_layers():
+        for layer in self._own_layers():
             layer.repeat(rows)
         self._padding = [self._padding[row] for row in rows]
         if self._recorder is not None:
@@ -165,8 +162,9 @@ class DecodingCache:
         logits: Tensor = output.logits
         return logits[:, -1]
 
-    def _preallocated_layers(self) -> list[PreallocatedLayer]:
-        return [layer for layer in self._layers.layers if isinstance(layer, PreallocatedLayer)]
+    def _own_layers(self) -> list[PreallocatedLayer | RecurrentLayer]:
+        kinds = PreallocatedLayer | RecurrentLayer
+        return [layer for layer in self._layers.layers if isinstance(layer, kinds)]
 
 
 def _read_together(sequences: Sequence[Sequence[int]]) -> Iterator[list[Sequence[int]]]:

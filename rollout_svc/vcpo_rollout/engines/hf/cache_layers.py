@@ -1,4 +1,6 @@
-"""Keys and values in preallocated storage: appending a token or removing a row does not copy all.
+"""Layers of a cache whose rows join, move and leave: keys and values, recurrent states, or both.
+
+Keys and values are in preallocated storage: appending a token or removing a row does not copy all.
 
 The library's `DynamicLayer` copies its whole content for each new token. These layers reserve
 columns to the right, and overwrite a removed row with the last one:
@@ -6,14 +8,27 @@ columns to the right, and overwrite a removed row with the last one:
     column    0   1   2   3   4   5   6
     row 0     a   b   c   d   -   -   -      - is reserved and not yet part of the states
     row 1     e   f   g   h   -   -   -
+
+A recurrent state has no columns. Padding on the left leaves it 0, as families put zeros there; a
+model whose layers do not is refused before its first token.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
+import torch
 from torch import Tensor
-from transformers.cache_utils import DynamicLayer
+from transformers import PreTrainedConfig
+from transformers.cache_utils import (
+    Cache,
+    DynamicCache,
+    DynamicIndexedLayer,
+    DynamicLayer,
+    LinearAttentionCacheLayerMixin,
+    LinearAttentionLayer,
+)
 
 
 class States:
@@ -81,38 +96,116 @@ class PreallocatedLayer(DynamicLayer):  # type: ignore[no-untyped-call]  # its b
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # its base is not annotated
-        self._stored: tuple[States, ...] = ()
+        self._stored: dict[str, States] = {}
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *_args: object, **_kwargs: object
     ) -> tuple[Tensor, Tensor]:
         """Append columns and return all states; the model's attention calls this method."""
-        if not self._stored:
-            self._stored = States(key_states), States(value_states)
-            self.is_initialized = True
-        else:
-            for states, columns in zip(self._stored, (key_states, value_states), strict=True):
-                states.append(columns)
-        return self._refresh_views()
+        self.is_initialized = True
+        self.keys, self.values = (
+            self._append(name, columns)
+            for name, columns in (("keys", key_states), ("values", value_states))
+        )
+        return self.keys, self.values
+
+    def update_indexer(self, indexer_key_states: Tensor) -> Tensor:
+        """Append an indexer's keys [rows, columns, size] and return all; the model calls this."""
+        return self._append("indexer", indexer_key_states[:, None])[:, 0]
 
     def keep(self, rows: Sequence[int], *, num_unused_columns: int) -> None:
         """Drop rows and columns, as `States.keep` describes."""
-        for states in self._stored:
+        for states in self._stored.values():
             states.keep(rows, num_unused_columns=num_unused_columns)
         self._refresh_views()
 
     def repeat(self, rows: Sequence[int]) -> None:
         """Make copies of these rows the only ones."""
-        for states in self._stored:
+        for states in self._stored.values():
             states.repeat(rows)
         self._refresh_views()
 
-    def put_below(self, above: PreallocatedLayer) -> None:
-        """Put these rows below another layer's, as `States.put_below` describes."""
-        for states, other in zip(self._stored, above._stored, strict=True):
-            states.put_below(other.tensor)
+    def put_below(self, above: Any) -> None:
+        """Put these rows below another such layer's, as `States.put_below` describes."""
+        for name, states in self._stored.items():
+            states.put_below(above._stored[name].tensor)
         self._refresh_views()
 
-    def _refresh_views(self) -> tuple[Tensor, Tensor]:
-        self.keys, self.values = (states.tensor for states in self._stored)
-        return self.keys, self.values
+    def _append(self, name: str, columns: Tensor) -> Tensor:
+        if name in self._stored:
+            self._stored[name].append(columns)
+        else:
+            self._stored[name] = States(columns)
+        return self._stored[name].tensor
+
+    def _refresh_views(self) -> None:
+        if self.is_initialized:
+            self.keys, self.values = (self._stored[name].tensor for name in ("keys", "values"))
+
+
+class RecurrentLayer(LinearAttentionLayer):
+    """A layer whose states have one entry for each row, or none: a feed-forward layer's."""
+
+    def keep(self, rows: Sequence[int], *, num_unused_columns: int) -> None:
+        """Put row `rows[i]` at index i, and drop all other rows; there are no columns."""
+        del num_unused_columns
+        self.repeat(rows)
+
+    def repeat(self, rows: Sequence[int]) -> None:
+        """Make copies of these rows the only ones."""
+        for states in (self.conv_states, self.recurrent_states):
+            states |= {at: each[list(rows)] for at, each in states.items() if each is not None}
+
+    def put_below(self, above: Any) -> None:
+        """Put these rows below another such layer's."""
+        for kind in ("conv_states", "recurrent_states"):
+            states, others = getattr(self, kind), getattr(above, kind)
+            states |= {
+                at: torch.cat([others[at], each]) for at, each in states.items() if each is not None
+            }
+
+
+# Its bases disagree on what they do not annotate.
+class HybridLayer(RecurrentLayer, PreallocatedLayer):  # type: ignore[misc, no-untyped-call, override]
+    """A layer with recurrent states, and keys and values beside them."""
+
+    is_compileable = False
+
+    def __init__(self, number_of_states: int) -> None:
+        PreallocatedLayer.__init__(self)
+        RecurrentLayer.__init__(self, number_of_states)
+
+    def keep(self, rows: Sequence[int], *, num_unused_columns: int) -> None:
+        """Drop rows and columns."""
+        RecurrentLayer.repeat(self, rows)
+        PreallocatedLayer.keep(self, rows, num_unused_columns=num_unused_columns)
+
+    def repeat(self, rows: Sequence[int]) -> None:
+        """Make copies of these rows the only ones."""
+        RecurrentLayer.repeat(self, rows)
+        PreallocatedLayer.repeat(self, rows)
+
+    def put_below(self, above: Any) -> None:
+        """Put these rows below another layer's."""
+        RecurrentLayer.put_below(self, above)
+        PreallocatedLayer.put_below(self, above)
+
+
+def cache_for(config: PreTrainedConfig) -> Cache:
+    """Return an empty cache with the layers that a model's own cache has.
+
+    One of attention alone gets them as it calls for them: layers may share keys.
+    """
+    own = DynamicCache(config=config).layers
+    if not any(
+        isinstance(each, LinearAttentionCacheLayerMixin | DynamicIndexedLayer) for each in own
+    ):
+        return Cache(layer_class_to_replicate=PreallocatedLayer)
+    return Cache(layers=[_layer(each) for each in own])
+
+
+def _layer(own: object) -> PreallocatedLayer | RecurrentLayer:
+    if not isinstance(own, LinearAttentionCacheLayerMixin):
+        return PreallocatedLayer()
+    kind = HybridLayer if isinstance(own, DynamicLayer) else RecurrentLayer
+    return kind(own.number_of_states)

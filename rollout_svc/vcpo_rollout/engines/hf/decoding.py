@@ -8,10 +8,10 @@ therefore samples, scores and labels each token.
     admit        step                 step                      swap            step
     prefill ->   draw, drop, extend   draw, drop, extend   ->   prefill all ->  draw, ...
 
-The engine pads sequences on the left and keeps only keys and values. A model whose state is
-recurrent, or that counts positions by itself, would be sampled from another distribution than its
-own, without any error. Families do not tell: some take a cache that they do not read. So the first
-weights decode a few tokens in both ways (`require_decodable`).
+The engine pads sequences on the left and keeps what the model's own cache keeps. A model with
+another state, whose state sees the padding, or that counts positions by itself, would be sampled
+from another distribution than its own, without any error. Families do not tell: some take a cache
+that they do not read. So the first weights decode a few tokens in both ways (`require_decodable`).
 """
 
 from __future__ import annotations

@@ -1,12 +1,14 @@
 """Sequences decoded in one batch: each is sampled as if alone, under the weights in use."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.fixtures.families import HYBRIDS, INDEXED, family
 from tests.fixtures.rollout.models import build_model, forward_logprobs, parameters_of, request_for
 from vcpo.wire.trajectory import FinishReason
 from vcpo.wire.v1 import work_pb2
@@ -54,17 +56,25 @@ def test_long_responses_are_scored_right_to_their_ends():
     assert_scored_as_alone(run(batch), model)
 
 
-@pytest.mark.parametrize("sliding_window", [None, 4], ids=["full", "sliding"])
+KINDS = {"full": build_model, "sliding": partial(build_model, sliding_window=4)} | {
+    kind: partial(family, kind) for kind in HYBRIDS | INDEXED
+}
+
+
+@pytest.mark.parametrize("make", KINDS.values(), ids=KINDS)
 @pytest.mark.parametrize("order", [(SHORT, LONG), (LONG, SHORT)], ids=["longer", "shorter"])
-def test_a_sequence_that_joins_later_changes_nobodys_numbers(order, sliding_window):
-    model = build_model(sliding_window=sliding_window)
+def test_a_sequence_that_joins_later_changes_nobodys_numbers(order, make):
+    model = make()
     batch = make_batch(model)
     first, second = order
     batch.admit([make_draft(first, max_new_tokens=9), make_draft(MIDDLE, max_new_tokens=4)])
     for _ in range(3):
         batch.step()
-    batch.admit([make_draft(second)])
-    assert_scored_as_alone(run(batch), model)
+    # The prompt of a group is read once.
+    batch.admit([make_draft(second), make_draft(second)])
+    ended = run(batch)
+    assert len(ended) == 4
+    assert_scored_as_alone(ended, model)
 
 
 def test_a_join_computes_only_the_tokens_of_those_who_join_and_a_groups_prompt_once():

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import MixtralConfig, MixtralForCausalLM, PreTrainedModel
 
-from tests.fixtures.families import ATTENTION, OTHER_STATE, family
+from tests.fixtures.families import ATTENTION, HYBRIDS, INDEXED, OTHER_STATE, family
 from tests.fixtures.rollout.models import build_model, parameters_of, request_for, weights_of
 from vcpo.service.lifecycle import StartError
 from vcpo.service.rotary_table import fix_rotary_table
@@ -15,8 +15,8 @@ from vcpo_rollout.engines.hf.routes import RouteRecorder, packed_routes
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("kind", ATTENTION)
-def test_models_whose_state_are_keys_and_values_pass(kind, dtype):
+@pytest.mark.parametrize("kind", ATTENTION | HYBRIDS | INDEXED)
+def test_models_whose_state_the_cache_keeps_pass(kind, dtype):
     model = family(kind).to(dtype)
     fix_rotary_table(model)
     require_decodable(model, 0)
