@@ -309,19 +309,6 @@ class TestEvaluation:
         assert fixture.submit(held_out) == ["lease_ended"]
         assert {one.purpose for one in await lease_now(fixture)} == {Purpose.TRAIN}
 
-    async def test_a_round_whose_prompts_all_fail_ends_without_a_result(self, fixture):
-        round_ = await begin_round(fixture, exclusive=True)
-        for _ in range(2):
-            (held_out,) = await lease_now(fixture)
-            fixture.dispatcher.fail("w", held_out.lease_id, FAILURE)
-        assert await round_ is None
-
-    async def test_a_response_that_belongs_elsewhere_is_refused(self, fixture):
-        await begin_round(fixture, exclusive=True)
-        (held_out,) = await lease_now(fixture)
-        with pytest.raises(InvalidMessageError, match="trajectory_id"):
-            fixture.dispatcher.submit("w", held_out.lease_id, [make_trajectory("train-now-0", 0)])
-
 
 async def test_the_batch_taken_is_the_one_the_version_allows(fixture):
     leases = await lease_now(fixture)

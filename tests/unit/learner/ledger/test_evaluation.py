@@ -119,11 +119,3 @@ def test_a_released_prompt_has_not_failed(make_round):
     for _ in range(5):
         (lease,) = grant(round_, 1)
         assert (lease.failures, round_.release("w", [])) == (0, 1)
-
-
-def test_a_worker_releases_only_its_own_leases(make_round):
-    round_ = make_round()
-    (mine,) = grant(round_, 1, worker="mine")
-    (other,) = grant(round_, 1, worker="other")
-    assert round_.release("mine", [other.lease_id]) == 0
-    assert round_.release("mine", [mine.lease_id]) == 1
