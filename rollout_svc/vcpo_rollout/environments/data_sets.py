@@ -121,8 +121,7 @@ def load_questions(
     }
     if num_left_out := num_rows - sum(map(len, found.values())):
         _LOGGER.warning(
-            "%s: %r: %d of %d rows repeat another row, or a question that is held out, and are left"
-            " out",
+            "%s: %r: %d of %d rows are repeated, or ask what is held out too, and are left out",
             *(_FIELD, source, num_left_out, num_rows),
         )
     return Questions(found, seed=seed, num_apart=num_apart)

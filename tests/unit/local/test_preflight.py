@@ -207,7 +207,7 @@ class TestEnvironments:
         run = run_of(environment="{name: data_set, parameters: {path: rows.jsonl}}")
         rows, prompts = findings_of(run, folder).warnings
         assert rows.startswith("spec.environment.parameters.path: ")
-        assert "4 of 6 rows repeat another row" in rows
+        assert "4 of 6 rows are repeated" in rows
         assert prompts.startswith("spec.evaluation.prompts: of 128 prompts only 1 differ, ")
 
     def test_a_class_beside_the_run_file_is_found_from_anywhere(

@@ -75,9 +75,6 @@ def test_about_a_tenth_of_all_items_is_kept_for_evaluation():
 def test_a_draw_without_any_item_gives_up_and_says_so():
     with pytest.raises(ValueError, match="no train item was found in 10 attempts; widen"):
         draw(Split.TRAIN, 0, propose=lambda _: None, max_proposals=10)
-
-
-def test_negative_index_is_refused():
     with pytest.raises(ValueError, match="index: -1 is negative"):
         draw(Split.TRAIN, -1)
 
@@ -150,6 +147,8 @@ NEEDED = {
 def test_named_task_is_made_with_its_parameters_and_the_seed():
     made = make_environment("countdown", {"numbers": [2, 3], "style": "plain"}, 7)
     assert made == Countdown(seed=7, numbers=(2, 3), style="plain")
+    own = make_environment(ECHO, {"word": "ho", "times": 3}, 0)
+    assert own.reward(own.prompt(Split.TRAIN, 0), "hohoho") == 1.0
 
 
 @pytest.mark.parametrize("name", sorted(BUILT_IN))
@@ -159,11 +158,6 @@ def test_every_built_in_task_works_with_its_defaults(name):
     prompt = environment.prompt(Split.EVALUATION, 0)
     assert prompt == make_environment(name, parameters, 0).prompt(Split.EVALUATION, 0)
     assert environment.reward(prompt, "no idea") == 0.0
-
-
-def test_users_class_is_found_by_module_and_name():
-    environment = make_environment(ECHO, {"word": "ho", "times": 3}, 0)
-    assert environment.reward(environment.prompt(Split.TRAIN, 0), "hohoho") == 1.0
 
 
 @pytest.mark.parametrize(
@@ -359,6 +353,7 @@ def test_a_response_of_nothing_but_open_boxes_is_searched_once():
         ("-3+8", 5, (3, 8)),
         ("3--5", 8, (3, 5)),
         ("((((8))))", 8, (8,)),
+        ("9" * MAX_CHARACTERS, 10**MAX_CHARACTERS - 1, (10**MAX_CHARACTERS - 1,)),
     ],
 )
 def test_arithmetic_has_its_usual_value(expression, value, numbers):
@@ -376,10 +371,6 @@ DEEP = ("(" * 100 + "1", "-" * 100 + "1", "1" + "+1" * 100, "9" * (MAX_CHARACTER
 @pytest.mark.parametrize("expression", ["", "3 5", "3\n+5", *NO_NUMBERS, *DEEP])
 def test_anything_else_has_no_value(expression):
     assert calculate(expression) is None
-
-
-def test_longest_number_is_exact():
-    assert calculate("9" * MAX_CHARACTERS).value == 10**MAX_CHARACTERS - 1
 
 
 SET = DataSet(hub_name="nobody/nothing", hub_config="main", columns=("question", "answer"))
@@ -549,7 +540,7 @@ def test_rows_of_one_question_stay_together_and_repeated_ones_are_counted(rows, 
     }
     train, evaluation = ({text for text, _ in found[split]} for split in Split)
     assert (len(found[Split.TRAIN] | found[Split.EVALUATION]), train & evaluation) == (120, set())
-    assert f"{path!r}: 7 of 127 rows repeat another row" in caplog.text
+    assert f"{path!r}: 7 of 127 rows are repeated" in caplog.text
 
 
 def test_a_column_within_another_is_named_with_a_dot(rows):

@@ -362,7 +362,7 @@ async def test_repeated_rows_and_repeated_prompts_of_an_evaluation_are_told(writ
     text = "".join(f'{{"prompt": "{n % 700}?", "answer": 1}}\n' for n in range(750))
     rows.write_text(text)
     told = await try_environment(run_of("data_set", parameters={"path": str(rows)}))
-    assert "rows.jsonl': 50 of 750 rows repeat another row" in told[0]
+    assert "rows.jsonl': 50 of 750 rows are repeated" in told[0]
     assert told[1].startswith("evaluation.prompts: of 128 prompts only ")
 
 
