@@ -1,9 +1,9 @@
 """`python -m vcpo_rollout.trial WHAT < run.yaml`: tries a run with the parts of a worker.
 
---environment  makes the environment, asks for prompts and has a small response judged
+--environment  makes the environment, asks for prompts and has a small response scored
 --engine       imports the engines of the user's own, and loads no model
 --model        opens the tokenizer and each file of weights
---samples N    samples and judges answers to the first N prompts; the weights are the model's own,
+--samples N    samples and scores answers to the first N prompts; the weights are the model's own,
                as it lies on the disk, and new adapters are left out, as they change nothing
 
 It ends with 0 after what it found and the line `TRIED`, with `CANNOT_START` where a worker would
@@ -66,7 +66,7 @@ if TYPE_CHECKING:  # an environment is tried without torch
 _Result = TypeVar("_Result")
 
 RESPONSE: Final = "The answer is 42."
-"""The response that the environment judges; it must judge any text."""
+"""The response that the environment scores; it must score any text."""
 _CALL_S: Final = 20.0
 """Longest wait for one call; a worker waits for half of a lease."""
 _MAKE_S: Final = 60.0

@@ -298,7 +298,7 @@ class Sampling(Section):
     """Softmax temperature of training responses; at most 2 for engine `vllm`. The learner scores
     tokens at the same temperature. Raise it if responses to a prompt are all alike."""
     max_new_tokens: Annotated[int, Field(ge=1, le=131_072)] = 1024
-    """Longest response, in tokens. A longer one is truncated, and the environment judges what there
+    """Longest response, in tokens. A longer one is truncated, and the environment scores what there
     is. The model's context must hold it together with the prompt. Raise it if many responses are
     truncated."""
     stop_strings: Annotated[

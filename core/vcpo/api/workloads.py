@@ -146,10 +146,10 @@ class Model(Section):
 
 
 class Reward(Section):
-    """One function that judges responses."""
+    """One function that scores responses."""
 
     name: Annotated[Text, Field(min_length=1, max_length=256)]
-    """Function that judges: `package.module:function` of your own, called with `prompt` and
+    """Function that scores: `package.module:function` of your own, called with `prompt` and
     `response`, or `environment`, the reward that the environment itself gives."""
     weight: Annotated[float, Field(ge=-1e6, le=1e6)] = 1.0
     """Factor on what the function returns. The products of all rewards are added up; change it so
@@ -182,8 +182,8 @@ class Environment(Section):
     parameters: Annotated[dict[str, Any], Field(max_length=64), FINITE] = Field(default={})
     """Settings of the environment, by name; `docs/tasks.md` lists them."""
     rewards: Annotated[list[Reward], Field(max_length=16)] = Field(default=[])
-    """Functions that judge responses in place of the environment; the reward is the sum of what
-    they return, each times its weight. If unset, the environment judges."""
+    """Functions that score responses in place of the environment; the reward is the sum of what
+    they return, each times its weight. If unset, the environment scores."""
     prompt_format: PromptFormat = PromptFormat.AUTO
     """How a prompt becomes tokens: `chat` (the tokenizer's chat template), `plain` (text only), or
     `auto` (chat if the tokenizer has a template)."""
