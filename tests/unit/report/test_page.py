@@ -12,6 +12,7 @@ from tests.fixtures.samples import make_sample
 from vcpo.api import run_to_yaml
 from vcpo.records.journal import Journal, Metrics
 from vcpo.report import RecordedRun, render_report, write_report
+from vcpo.service.run_lock import LockHolder, run_lock
 
 HOSTILE = """'"></style></script><script>alert(1)</script><img src=x onerror=alert(1)>"""
 EMPTY = Metrics(steps=(), evaluations=())
@@ -141,6 +142,8 @@ def test_the_report_is_written_from_a_run_directory(run, make_step, make_event, 
     page = path.read_text(encoding="utf-8")
     assert "gone" in page
     assert "interrupted at step 1" in page  # nobody holds the directory
+    with run_lock(tmp_path, LockHolder.LEARNER):
+        assert '"running">running<' in write_report(tmp_path).read_text(encoding="utf-8")
 
 
 def test_a_second_report_replaces_the_first_and_leaves_nothing_beside_it(run, tmp_path):

@@ -198,10 +198,10 @@ def test_a_run_ends_with_what_came_of_it_and_the_prompts_whose_reward_changed(tm
     journal.step(replace(STEP, step=1, skipped="no_gradient"))
     journal.step(replace(STEP, step=2, time_unix_s=1030.0, dropped=dropped))
     asked = {"question": "What is\n2 + 2?", "answer": "4"}
-    same = make_sample(prompt_index=1, reward=1.0)
+    same, little = make_sample(prompt_index=1), make_sample(prompt_index=2, question="little?")
     before = make_sample(**asked, response="five\x1b[2J", reward=0.0)
-    write_answers(tmp_path, 0, [same, before])
-    write_answers(tmp_path, 2, [same, make_sample(prompt_index=9), make_sample(**asked)])
+    write_answers(tmp_path, 0, [same, replace(little, reward=0.5), before])
+    write_answers(tmp_path, 2, [same, little, make_sample(prompt_index=9), make_sample(**asked)])
     ended = list(end_lines(read_run(tmp_path), Ending.INTERRUPTED, Path("r.html")))
     assert ended == [
         "interrupted at step 2",
@@ -212,6 +212,9 @@ def test_a_run_ends_with_what_came_of_it_and_the_prompts_whose_reward_changed(tm
         "report           r.html",
         "What is 2 + 2?  (right: 4)",
         "    before  five [2J  (reward 0)",
+        "    after   4  (reward 1)",
+        "little?",
+        "    before  4  (reward 0.5)",
         "    after   4  (reward 1)",
     ]
 
