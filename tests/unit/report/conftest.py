@@ -64,7 +64,7 @@ def make_evaluation() -> Callable[..., EvaluationRecord]:
         time_unix_s=time_unix_s,
         accuracy=accuracy,
         num_prompts=128,
-        num_trajectories=128,
+        num_trajectories=256,
         policy_version_min=step,
         policy_version_max=step,
     )

@@ -335,8 +335,8 @@ def test_a_log_line_holds_every_fact():
 
 
 def test_a_rate_that_begins_low_says_when_it_is_full():
-    first = view_with(step=1, learning_rate_scale=1 / 32, learning_rate_backoff=1.0)
-    assert "lr 1.25e-07 (begins low: x0.031, full by about step 6)" in plain_line(first)
+    first = view_with(step=1, learning_rate_scale=0.04, learning_rate_backoff=1.0)
+    assert "lr 1.25e-07 (begins low: x0.04, full by about step 6)" in plain_line(first)
 
 
 def test_the_first_update_is_printed_at_once_and_the_next_when_it_is_due(plain, out, clock):
