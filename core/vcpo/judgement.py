@@ -29,6 +29,7 @@ _FAILURES: Final = 3
 _FAILED_RATIO: Final = 0.02
 """Share of failed responses from which what is left is a biased sample."""
 _BACKOFF: Final = 0.25
+_MANY_CUT: Final = 0.5
 _NO_RECORDS: Final = Metrics(steps=(), evaluations=())
 _SMALLER: Final = "a smaller optimizer.learningRate or algorithm.maxPolicyLagSteps"
 
@@ -365,6 +366,11 @@ def _skips(run: Evidence) -> str:
     return f"{_steps(reasons.total())} made no update: {listed}"
 
 
+def _cut(run: Evidence) -> str:
+    cut = run.signals.last.cut_responses_ratio if run.signals.last else 0.0
+    return f"{cut:.0%} of the last step's responses were cut" if cut >= _MANY_CUT else ""
+
+
 def _idleness(run: Evidence) -> str:
     idle_s = sum(step.idle_s for step in run.metrics.steps)
     total_s = idle_s + sum(step.step_s for step in run.metrics.steps)
@@ -460,6 +466,7 @@ _TABLE: Final[tuple[_Row, ...]] = (
     ),
     ("ess", Grade.NOTICE, _low_ess, ""),
     ("skips", Grade.NOTICE, _skips, ""),
+    ("cut", Grade.NOTICE, _cut, "Raise sampling.maxNewTokens, or reward short responses."),
     ("idle", Grade.NOTICE, _idleness, "More or faster workers would help."),
 )
 """Name, grade, why it holds (empty if it does not), and what to do."""

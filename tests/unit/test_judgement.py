@@ -85,6 +85,7 @@ def test_a_run_that_trains_is_good_and_asks_for_nothing():
         ("set aside", Grade.NOTICE, {"set_aside": "main-1"}),
         ("backoff", Grade.NOTICE, {"learning_rate_backoff": 0.25}),
         ("throttled", Grade.NOTICE, {"lag_limit_steps": 4}),
+        ("cut", Grade.NOTICE, {"cut_responses_ratio": 0.5}),
         ("idle", Grade.NOTICE, {"learner_idle_ratio": 0.9}),
     ],
 )

@@ -51,7 +51,6 @@ class Curve:
     style: str = "line"
     """`line`, `thin` for one of secondary interest, or `reference` to compare the others with."""
     is_noisy: bool = False
-    """Whether a smoothed curve is drawn in front of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,22 +58,17 @@ class Chart:
     """What a chart shows, and how to read it."""
 
     name: str
-    """Identifier in the page, e.g. `ess`."""
     title: str
     unit: str
     caption: str
     topic: str = ""
-    """Question that it helps to answer; empty for a main chart."""
     curves: tuple[Curve, ...] = ()
     by_name: Callable[[StepRecord], Mapping[str, float]] | None = None
-    """Gives a curve for each entry of a step's mapping."""
     missing: float | None = None
-    """Value of a step without such an entry."""
     low: float | None = 0.0
     """Least value on the vertical axis; None fits the data."""
     high: float | None = None
     is_whole: bool = False
-    """Whether only whole numbers may stand on the vertical axis."""
     is_log: bool = False
 
 
@@ -248,7 +242,6 @@ workers | Rollout workers | heard of lately | workers
 
 
 _MANY: Final = frozenset(each.name for each in _DETAILS if each.by_name is not None)
-"""Charts of many curves, none of which is the main one."""
 
 
 def main_charts(run: VCPORun) -> tuple[Chart, ...]:

@@ -45,7 +45,8 @@ class RunView:
         """Estimated seconds to the last step."""
         signals = self.signals
         remaining = (self.run.spec.steps - signals.step) * signals.batch_trajectories
-        return remaining / signals.consumed_per_s if signals.consumed_per_s > 0 else None
+        rate = signals.consumed_per_s or (1.0 if remaining <= 0 else 0.0)
+        return remaining / rate if rate > 0 else None
 
     @property
     def judgements(self) -> tuple[Judgement, ...]:
