@@ -60,13 +60,13 @@ class TimedPauses:
 
 def changed_names(before: bytes, after: bytes) -> list[str]:
     """Return the names of tensors that differ."""
-    was, now = safetensors.torch.load(before), safetensors.torch.load(after)
+    was, now = (safetensors.torch.load(bytes(each)) for each in (before, after))
     return [name for name in now if not torch.equal(was[name], now[name])]
 
 
 def sent_bytes(payload: bytes, changed: Collection[str] | None) -> int:
     """Return the bytes of the tensors that a swap sends."""
-    tensors = safetensors.torch.load(payload)
+    tensors = safetensors.torch.load(bytes(payload))
     sent = tensors_to_send(tensors, None if changed is None else frozenset(changed))
     return sum(each.nbytes for each in sent.values())
 
