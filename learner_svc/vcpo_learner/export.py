@@ -104,7 +104,6 @@ def _settings(options: Options, path: Path, manifest: CheckpointManifest) -> tup
         if options.model is None and not Path(settings.name).is_dir():
             cure = "give --model, the directory, name on the hub or URL of that model"
             raise StartError(f"{path}: {settings.name!r} is no directory here; {cure}")
-        given = {"trust_remote_code": False, "revision": None}
     if options.model is not None:
         given |= {"name": options.model, "revision": None}
     if options.trust_remote_code:

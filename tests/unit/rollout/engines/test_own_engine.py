@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import sys
 from types import SimpleNamespace
 
 import pytest
 
+from tests.fixtures.rollout.tokenizers import byte_level
 from vcpo.api import VCPORunSpec
 from vcpo_rollout.engines.engine import EngineError, GenerationRequest
-from vcpo_rollout.engines.factory import _load, find_engine
+from vcpo_rollout.engines.factory import _load, find_engine, load_engine
+from vcpo_rollout.engines.weight_plan import WeightPlan
 from vcpo_rollout.generation.group_sampling import complete_response
 
 OWN_ENGINE = """
@@ -21,6 +24,7 @@ class Own:
     def load(cls, *, setting, depth=1):
         if depth == 0:
             raise RuntimeError("no depth")
+        cls.end_token_ids = getattr(setting, "end_token_ids", None)
         return object() if depth < 0 else cls()
     async def generate(self, request, *, interrupt=None): ...
     async def swap_weights(self, weights): ...
@@ -67,6 +71,17 @@ def test_a_class_that_is_no_engine_is_named_with_its_field_and_the_cure(engine, 
     with pytest.raises(ValueError, match=r"^spec\.rollouts\[1\]\.engine") as refused:
         find_engine(spec, spec.rollouts[1])
     assert all(word in str(refused.value) for word in words)
+
+
+def test_an_engine_ends_a_response_where_the_chat_template_ends_a_turn(tmp_path):
+    tokenizer = copy.deepcopy(byte_level())
+    tokenizer.chat_template = "{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}"
+    tokenizer.save_pretrained(tmp_path)
+    spec = spec_of("own_engine:Own")
+    model = spec.model.model_copy(update={"name": str(tmp_path)})
+    spec = spec.model_copy(update={"model": model})
+    engine, _ = load_engine(spec, spec.rollouts[1], WeightPlan(), seed=0)
+    assert tokenizer.convert_ids_to_tokens(sorted(engine.end_token_ids)) == ["<|im_end|>"]
 
 
 @pytest.mark.parametrize(
