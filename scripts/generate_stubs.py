@@ -65,7 +65,7 @@ def main() -> int:
         generate(Path(scratch))
         names = find_drift(ROOT / "core" / PACKAGE, Path(scratch) / PACKAGE)
     if names:
-        sys.stderr.write(f"stale stubs: {', '.join(names)}. Cure: make protos\n")
+        sys.stderr.write(f"stale stubs: {', '.join(names)}. Fix: make protos\n")
     return 1 if names else 0
 
 

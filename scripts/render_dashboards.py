@@ -37,7 +37,7 @@ def main() -> int:
             path.write_text(files[path])
         elif not arguments.check:
             path.unlink()
-        found = "is stale. Cure: python -m scripts.render_dashboards"
+        found = "is stale. Fix: python -m scripts.render_dashboards"
         written = "written" if path in files else "deleted"
         sys.stderr.write(f"{path.relative_to(ROOT)} {found if arguments.check else written}\n")
     return 1 if (stale or extra) and arguments.check else 0

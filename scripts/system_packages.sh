@@ -25,5 +25,5 @@ if has_any apt-get && [ "$(id -u)" = 0 ]; then
     # shellcheck disable=SC2086 - the list is meant to be split
     DEBIAN_FRONTEND=noninteractive apt-get install -qq --yes --no-install-recommends $missing >/dev/null
 else
-    echo "Not found:$missing. The tests that need them are skipped. Cure: install them." >&2
+    echo "Not found:$missing. The tests that need them are skipped. Fix: install them." >&2
 fi

@@ -174,7 +174,7 @@ def main() -> int:
     for problem in problems:
         sys.stderr.write(f"{problem}\n")
     if problems:
-        sys.stderr.write("Cure: make locks\n")
+        sys.stderr.write("Fix: make locks\n")
     return 1 if problems else 0
 
 
