@@ -29,14 +29,15 @@ _BLOCKS = "▁▂▃▄▅▆▇█"
 _VALUE_WIDTH = 14
 _TREND_WIDTH = 16
 _EVENTS_SHOWN = 4
+_NARROW = 70
+"""Columns of a terminal below which each number has a line of its own."""
+_Trend = Sequence[float | None]
 _RAMP_STEPS = 10
 """First steps, in which the trust region has seen too little to be wide."""
 _HEALTHY_ESS_SHARE = 0.5
 _ALARMING_ESS_SHARE = 0.1
 GRADE_STYLES = {Grade.GOOD: "green", Grade.NOTICE: "bold yellow", Grade.BAD: "bold red"}
-"""Style of a verdict."""
 WARNING_STYLES = {"ok": "green", "warn": "yellow", "critical": "bold red", "dead": "bold red"}
-"""Style of each level of the early warning."""
 
 
 class RunPanel:
@@ -58,8 +59,8 @@ class RunPanel:
     def event(self, message: str) -> None:
         self._events.append(printable(message))
 
-    def render(self) -> Panel:
-        """Return the panel as it is now."""
+    def render(self, width: int) -> Panel:
+        """Return the panel as it is now, for a terminal of so many columns."""
         view = self._view
         events = [
             Text(f"· {message}", style="dim", no_wrap=True, overflow="ellipsis")
@@ -67,7 +68,7 @@ class RunPanel:
         ]
         if view is None:
             return Panel(Group(*events), border_style="dim")
-        numbers = _numbers(view, sparkline(self._rewards), sparkline(self._ess_ratios, low=0.0))
+        numbers = _numbers(view, [*self._rewards], [*self._ess_ratios], is_narrow=width < _NARROW)
         verdict, *others = view.judgements
         is_too_old = view.signals.age_s >= SIGNALS_MAX_AGE_S  # nobody steers the run any more
         old = "bold red" if is_too_old else "bold yellow"
@@ -99,7 +100,7 @@ def _judgement_text(one: Judgement) -> Text:
     return Text(printable(str(one)), GRADE_STYLES[one.grade])
 
 
-def sparkline(values: Sequence[float | None], *, low: float | None = None) -> str:
+def sparkline(values: _Trend, *, low: float | None = None) -> str:
     """Draw values as bars of eight heights, with a space for each missing value.
 
     low: bottom of the scale; None takes the smallest value. The top is the largest value.
@@ -130,19 +131,19 @@ def _progress(view: RunView) -> Table:
     return row
 
 
-def _numbers(view: RunView, rewards: str, ess_ratios: str) -> Table:
-    table = Table.grid(padding=(0, 2))
-    for style in ("dim", "", "dim", ""):
-        table.add_column(style=style, no_wrap=True)
-    trends = {"reward": rewards, "ess": ess_ratios}
+def _numbers(view: RunView, rewards: _Trend, ess_ratios: _Trend, *, is_narrow: bool) -> Table:
+    table, across = Table.grid(padding=(0, 2)), 2 if is_narrow else 4
+    for style in ("dim", "", "dim", "")[:across]:
+        table.add_column(style=style, no_wrap=True, min_width=9 if style else None)
+    trends = {"reward": sparkline(rewards), "ess": sparkline(ess_ratios, low=0.0)}
     cells: list[str | Text] = []
     for label, (value, style) in numbers_of(view).items():
         text = Text(value, style)
         if label in trends:
             text = Text.assemble((f"{value:<{_VALUE_WIDTH}}", style), (trends[label], "cyan"))
         cells += [label, text]
-    for first in range(0, len(cells), 4):
-        table.add_row(*cells[first : first + 4])
+    for first in range(0, len(cells), across):
+        table.add_row(*cells[first : first + across])
     return table
 
 

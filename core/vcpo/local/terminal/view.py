@@ -50,11 +50,11 @@ class RichView:
 
     def update(self, view: RunView) -> None:
         self._panel.update(view)
-        self._live.update(self._panel.render(), refresh=True)
+        self._live.update(self._panel.render(self._live.console.width), refresh=True)
 
     def event(self, message: str) -> None:
         self._panel.event(message)
-        self._live.update(self._panel.render(), refresh=True)
+        self._live.update(self._panel.render(self._live.console.width), refresh=True)
 
 
 class PlainView:

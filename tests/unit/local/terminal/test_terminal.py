@@ -305,6 +305,12 @@ def test_a_panel_draws_a_trend_from_one_point_per_step():
     assert " ▁▅█ " in panel_of(*updates)
 
 
+def test_a_narrow_panel_has_a_line_for_each_number():
+    lines = panel_of(update(VIEW), width=50).splitlines()
+    assert any(line.split()[1:4] == ["lag", "limit", "4"] for line in lines)
+    assert any(line.split()[1:4] == ["workers", "1", "of"] for line in lines)
+
+
 def test_a_panel_shows_nothing_of_what_it_does_not_know():
     panel = panel_of(update(NOTHING_KNOWN))
     assert "None" not in panel
