@@ -106,7 +106,6 @@ def make_dispatcher(
         prompts_per_step=spec.batch.prompts_per_step,
         trajectories_per_prompt=spec.batch.trajectories_per_prompt,
         lease_timeout_s=spec.lease.timeout_seconds,
-        max_attempts=spec.lease.max_attempts,
         incarnation=incarnation,
         clock=clock,
         log=log,

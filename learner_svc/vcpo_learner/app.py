@@ -101,7 +101,6 @@ def _ledger(spec: VCPORunSpec, incarnation: str, log: RedoLog) -> TrajectoryLedg
         prompts_per_step=spec.batch.prompts_per_step,
         trajectories_per_prompt=spec.batch.trajectories_per_prompt,
         lease_timeout_s=spec.lease.timeout_seconds,
-        max_attempts=spec.lease.max_attempts,
         group_filter=spec.algorithm.loss_config.group_filter,
         prompt_source=prompt_source(spec),
         incarnation=incarnation,

@@ -16,6 +16,8 @@ from vcpo.api import VCPORunSpec
 from vcpo.records.journal import GENERATION_FAILED
 from vcpo_learner.clock import Clock
 
+TOLERANCE_S: Final = 600.0
+"""How long failures in a row must last before a run that had responses before fails."""
 _ALL_TOLD: Final = 3
 _MOST_DISTINCT: Final = 256
 """Further distinct troubles count as equal to each other."""
@@ -61,13 +63,14 @@ class Policy:
 def policies(spec: VCPORunSpec) -> Mapping[Trouble, Policy]:
     """Return the answers of a run."""
     most = spec.failure_policy.max_failures_in_a_row
-    lasting_s = spec.failure_policy.failure_tolerance_seconds
     failed, end, drop = GENERATION_FAILED, Answer.END, Answer.DROP
     return {
         Trouble.GENERATION: Policy(
-            event=failed, first=Answer.RETRY, then=end, most=most, lasting_s=lasting_s
+            event=failed, first=Answer.RETRY, then=end, most=most, lasting_s=TOLERANCE_S
         ),
-        Trouble.PROMPT: Policy(event=failed, first=drop, then=end, most=most, lasting_s=lasting_s),
+        Trouble.PROMPT: Policy(
+            event=failed, first=drop, then=end, most=most, lasting_s=TOLERANCE_S
+        ),
         Trouble.WORKER: Policy(
             event=failed, first=Answer.RETRY, then=Answer.SET_ASIDE, most=math.ceil(most / 2)
         ),

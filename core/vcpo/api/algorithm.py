@@ -100,13 +100,10 @@ class Algorithm(Section):
     on_policy_ess_ratio: Ratio | None = None
     """ESS ratio of whole trajectories at lag 0, where only the mismatch of rollout and learner
     acts; the learning-rate rule divides by it. If unset, it is measured on fresh tokens during the
-    whole run. Set it to reproduce a run with a constant, which is used without a dead band."""
+    whole run. Set it for the rule as published: a constant is used without a band of chance."""
     ess_kind: EssKind = EssKind.AUTO
     """Unit over which the ESS is computed: `auto` (whole trajectories while their ratio is
     informative, then blocks), `sequence`, `block` or `token`."""
-    dead_band: Annotated[float, Field(ge=0.0, lt=1.0)] | None = None
-    """Loss of ESS that leaves the learning rate as it is, as a share of the on-policy ratio. 0 is
-    the rule as published. If unset, the loss that chance alone causes in a batch of this size."""
     refuse_below: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
     """Smallest ESS ratio of a step, as a share of the on-policy ratio. A step below it is skipped;
     0 skips none. Set it to protect a run from single bad batches."""
@@ -150,7 +147,6 @@ class Algorithm(Section):
         region = self.trust_region
         return StepLimits(
             rule=self.loss_config.learning_rate_rule,
-            dead_band=self.dead_band,
             target_ess_ratio=1.0 if region is None else region.target_ess_ratio,
             refuse_below=self.refuse_below,
         )

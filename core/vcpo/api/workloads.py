@@ -424,8 +424,6 @@ class Lease(Section):
     timeout_seconds: Seconds = 600
     """Time in which a worker must submit a prompt's responses, in seconds; then the prompt is
     granted again. Raise it if many responses take longer: such a response needs several leases."""
-    max_attempts: Annotated[int, Field(ge=1, le=100)] = 3
-    """Failed generations after which a prompt is given up."""
 
 
 class Checkpoint(Section):
@@ -478,8 +476,6 @@ class FailurePolicy(Section):
     """Restarts of the learner in a row without progress, after which the run fails. Progress is a
     step beyond the furthest one so far. Workers in a cluster restart without a limit."""
     max_failures_in_a_row: Annotated[int, Field(ge=1, le=1_000_000)] = 32
-    """Failed generations in a row, after which the run fails. A worker that fails as often in a row
-    where others succeed is set aside instead. Raise it if prompts often fail for a good reason."""
-    failure_tolerance_seconds: Seconds = 600
-    """Time, in seconds, that failures in a row must last before a run that had responses before
-    fails. Raise it if a reward server takes longer to restart."""
+    """Failed generations in a row, after which the run fails; one that had responses before fails
+    once they have lasted for ten minutes. A worker that fails as often in a row where others
+    succeed is set aside instead. Raise it if prompts often fail for a good reason."""

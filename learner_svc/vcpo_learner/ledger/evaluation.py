@@ -17,7 +17,7 @@ from vcpo.algo.health.collapse import near_rewards
 from vcpo.api import VCPORunSpec
 from vcpo.wire.trajectory import Trajectory
 from vcpo_learner.clock import Clock
-from vcpo_learner.ledger.lease import Lease, Purpose, SubmitOutcome
+from vcpo_learner.ledger.lease import MAX_ATTEMPTS, Lease, Purpose, SubmitOutcome
 from vcpo_learner.ledger.lease_book import LeaseBook
 
 _PROMPTS_SHOWN: Final = 8
@@ -66,7 +66,6 @@ class EvaluationRound:
         self.is_running = step is not None
         self.is_exclusive = is_exclusive
         self._step = step or 0
-        self._max_attempts = spec.lease.max_attempts
         self.leases = LeaseBook(
             prefix=f"evaluation-{incarnation}-{step}",
             timeout_s=spec.lease.timeout_seconds,
@@ -129,12 +128,12 @@ class EvaluationRound:
         return outcomes
 
     def fail(self, lease_id: str, *, is_too_long: bool = False) -> None:
-        """End a lease whose generation failed; requeue its prompt until `max_attempts`.
+        """End a lease whose generation failed; requeue its prompt until `MAX_ATTEMPTS`.
 
         is_too_long: whether its prompt never fits; then it is given up at once.
         """
         lease = self.leases.close(lease_id)
-        if lease is not None and lease.failures + 1 < self._max_attempts and not is_too_long:
+        if lease is not None and lease.failures + 1 < MAX_ATTEMPTS and not is_too_long:
             self._requeue(lease, failed=True)
 
     def expire(self) -> list[str]:

@@ -35,6 +35,9 @@ from vcpo.wire.trajectory import (
 from vcpo.wire.v1 import ledger_pb2, work_pb2
 from vcpo.wire.versions import step_of
 
+MAX_ATTEMPTS: Final = 3
+"""Failed generations after which a prompt is given up."""
+
 NEXT: Final = -1
 """Number that stands for the next free one, of a grant or a group."""
 _LOST_LEASES_PER_DRAW = 2

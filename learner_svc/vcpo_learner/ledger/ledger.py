@@ -7,7 +7,7 @@
      |                    | expired, failed, released           | beyond the lag limit
      |                    | worker set aside                    | worker set aside
      +--------------------+------------- dropped <--------------+
-       requeued, until `max_attempts`
+       requeued, until `MAX_ATTEMPTS`
 ```
 
 * leased = in flight + buffered + consumed + dropped, and each drop has a reason.
@@ -41,6 +41,7 @@ from vcpo.wire.v1 import ledger_pb2, work_pb2
 from vcpo_learner.clock import Clock
 from vcpo_learner.ledger.lag_limit import LagLimit, limit_from_message, limit_to_message
 from vcpo_learner.ledger.lease import (
+    MAX_ATTEMPTS,
     Lease,
     SubmitOutcome,
     lease_from_message,
@@ -131,7 +132,6 @@ class TrajectoryLedger:
         prompts_per_step: int,
         trajectories_per_prompt: int,
         lease_timeout_s: float,
-        max_attempts: int,
         incarnation: str,
         clock: Clock,
         log: RedoLog,
@@ -160,7 +160,6 @@ class TrajectoryLedger:
         self._incarnation = incarnation
         self._group_size = trajectories_per_prompt
         self._batch_size = prompts_per_step * trajectories_per_prompt
-        self._max_attempts = max_attempts
         self._group_filter = group_filter
         self._source: PromptSource = prompt_source or SequentialPrompts()
         self.log = log
@@ -519,7 +518,7 @@ class TrajectoryLedger:
             is_lost=reason not in _NOT_OF_RESPONSES and not handed_over,
         )
         if is_too_long:
-            prompt.failures = self._max_attempts
+            prompt.failures = MAX_ATTEMPTS
         self._requeue(lease, prompt, reason)
 
     def _drop(self, change: ledger_pb2.GroupsDropped) -> None:
@@ -554,7 +553,7 @@ class TrajectoryLedger:
 
     def _requeue(self, before: Lease, prompt: Lease, reason: DropReason) -> None:
         """Count what a prompt loses, and requeue it unless it failed too often."""
-        is_given_up = prompt.failures >= self._max_attempts
+        is_given_up = prompt.failures >= MAX_ATTEMPTS
         self._count_dropped(before, None if is_given_up else prompt, reason)
         if is_given_up:
             return

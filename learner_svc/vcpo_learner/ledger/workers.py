@@ -26,7 +26,7 @@ from vcpo.records.reasons import SetAsideCause
 from vcpo.records.weight_updates import NO_UPDATES, WeightUpdates
 from vcpo.wire.failures import Failure, FailureCause, FailureCount, FailureCounts
 from vcpo_learner.clock import Clock
-from vcpo_learner.troubles import Answer, Trouble, Troubles
+from vcpo_learner.troubles import TOLERANCE_S, Answer, Trouble, Troubles
 
 _MAX_NAMED = 16
 """Number of workers that signals name; metrics count all."""
@@ -326,15 +326,14 @@ class FailureWatch:
             raise TooManyFailuresError(
                 f"{self._troubles.in_a_row(Trouble.PROMPT)} prompts of environment '{name}' in"
                 f" {self._troubles.lasting_s(Trouble.PROMPT):.0f} s do not fit into the model's"
-                f" context, and none did; the last one: {latest.message}."
-                " spec.failurePolicy.failureToleranceSeconds sets for how long the run goes on"
+                f" context, and none did; the last one: {latest.message}"
             )
 
     def _all_fail(self) -> bool:
         """Return whether no worker is left that may deliver; those of the start are waited for."""
         at_work = {worker.worker_id for worker in self._registry.workers()}
         lasting_s = self._troubles.lasting_s(Trouble.GENERATION)
-        is_early = lasting_s < self._policy.failure_tolerance_seconds
+        is_early = lasting_s < TOLERANCE_S
         if is_early and len(at_work) < self._num_at_start and not self._has_delivered:
             return False
         return at_work <= self._failing

@@ -34,7 +34,6 @@ class StepRate:
     def __init__(self, spec: VCPORunSpec) -> None:
         self._settings = spec.optimizer
         self._total_steps = spec.steps
-        self._dead_band = spec.algorithm.dead_band
         self._updates_taken = 0
         self.region = spec.algorithm.trust_region
         """Bounds the rates; None when nothing does."""
@@ -63,17 +62,14 @@ class StepRate:
         """
         if self.region is None:
             return
-        reference, chance_nats = reading.on_policy_ess_ratio, reading.chance_nats
-        if self._dead_band is not None:
-            reference, chance_nats = reference * (1.0 - self._dead_band), 0.0
-        missing_nats = math.log(reference / reading.ess_ratio)
+        missing_nats = math.log(reading.on_policy_ess_ratio / reading.ess_ratio)
         # Blocks are so many, and each so short, that size and mismatch hardly show in them.
         is_whole = reading.kind is EssKind.SEQUENCE
         size, mismatch_nats = (
             (num_trajectories, reading.mismatch_nats) if is_whole else (TARGET_BATCH, 0.0)
         )
         self.region = self.region.observe(
-            missing_nats, tokens_by_lag, chance_nats, size, mismatch_nats
+            missing_nats, tokens_by_lag, reading.chance_nats, size, mismatch_nats
         )
 
     def allowed_rate(self, base_rate: float) -> float:

@@ -33,7 +33,7 @@ from vcpo_learner.ranks.ranks import LostRankError
 from vcpo_learner.telemetry.gauges import LearnerGauges
 from vcpo_learner.training import policy_on_ranks
 from vcpo_learner.training.policy_on_ranks import PolicyOnRanks, _set_threads, require_ranks
-from vcpo_learner.troubles import Answer, Trouble, Troubles
+from vcpo_learner.troubles import TOLERANCE_S, Answer, Trouble, Troubles
 
 LENGTHS = [5, 3, 4, 2]
 
@@ -83,8 +83,7 @@ def told():
 
 @pytest.fixture
 def troubles(clock, told):
-    policy = {"maxFailuresInARow": 3, "failureToleranceSeconds": 60}
-    spec = make_run(failurePolicy=policy).spec
+    spec = make_run(failurePolicy={"maxFailuresInARow": 3}).spec
     return Troubles(spec, clock, lambda *event: told.append(event))
 
 
@@ -92,7 +91,7 @@ def test_a_row_is_answered_when_it_is_long_enough_and_has_lasted(troubles, clock
     answers = [troubles.report(Trouble.GENERATION) for _ in range(4)]
     assert answers == [Answer.RETRY] * 4
     assert troubles.answer(Trouble.GENERATION, at_once=True) is Answer.END
-    clock.advance(60.0)
+    clock.advance(TOLERANCE_S)
     assert troubles.answer(Trouble.GENERATION) is Answer.END
     troubles.end_row(Trouble.GENERATION)
     assert troubles.report(Trouble.GENERATION) is Answer.RETRY

@@ -51,10 +51,6 @@ class StepLimits:
     rule: LearningRateRule = LearningRateRule.SQRT
     """How the learning rate follows the ESS ratio."""
 
-    dead_band: float | None = None
-    """Share of the on-policy ESS ratio, in [0, 1), that a batch may lose without damping. 0 is the
-    rule as published. None takes the width from the scatter of a batch of this size."""
-
     target_ess_ratio: float = 1.0
     """Share of the on-policy ESS ratio, in (0, 1], that a batch needs for the full rate."""
 
@@ -96,11 +92,8 @@ def judge_step(
     if not all(number is None or math.isfinite(number) for number in numbers):
         return StepVerdict(scale=0.0, refusal=RefusalReason.NON_FINITE)
     whole = on_policy_ess_ratio * limits.target_ess_ratio
-    reference = whole * (1.0 - (limits.dead_band or 0.0))
-    scale = learning_rate_scale(ess_ratio, reference, limits.rule)
-    if limits.dead_band is None:
-        left = _beyond_chance(ess_ratio, whole, float(chance_nats))
-        scale = learning_rate_scale(left, whole, limits.rule)
+    left = _beyond_chance(ess_ratio, whole, float(chance_nats))
+    scale = learning_rate_scale(left, whole, limits.rule)
     if ess_ratio < limits.refuse_below * on_policy_ess_ratio:
         return StepVerdict(scale=0.0, refusal=RefusalReason.LOW_ESS)
     return StepVerdict(scale=scale)

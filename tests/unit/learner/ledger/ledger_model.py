@@ -12,7 +12,7 @@ Response = tuple[str, int]
 """A lease and the number of one of its responses."""
 SIZE = 2  # trajectories per prompt
 PROMPTS = 2  # per step
-MAX_ATTEMPTS = 2
+MAX_ATTEMPTS = 3
 
 
 @dataclass

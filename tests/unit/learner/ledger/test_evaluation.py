@@ -106,7 +106,7 @@ def test_an_expired_prompt_is_leased_to_somebody_else(make_round, clock):
 
 def test_a_prompt_is_given_up_after_its_last_failed_attempt(make_round):
     round_ = make_round(num_prompts=1)
-    for _ in range(2):
+    for _ in range(3):
         assert not round_.done
         (lease,) = grant(round_, 1)
         round_.fail(lease.lease_id)

@@ -51,7 +51,7 @@ class Simulation:
             steps=1000,
             batch={"promptsPerStep": 8, "trajectoriesPerPrompt": GROUP},
             algorithm={"maxPolicyLagSteps": 100},
-            lease={"timeoutSeconds": 120, "maxAttempts": 3},
+            lease={"timeoutSeconds": 120},
             rollouts=[{"name": "main", "maxReplicas": 32}],
         )
     )
@@ -114,7 +114,7 @@ def fixture_of_two_workers() -> DispatcherFixture:
         steps=1000,
         batch={"promptsPerStep": 8, "trajectoriesPerPrompt": GROUP},
         algorithm={"maxPolicyLagSteps": 100},
-        lease={"timeoutSeconds": 120, "maxAttempts": 3},
+        lease={"timeoutSeconds": 120},
         rollouts=[{"name": "main", "minReplicas": 2, "maxReplicas": 2}],
     )
 

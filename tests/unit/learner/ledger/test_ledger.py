@@ -33,7 +33,7 @@ from vcpo_learner.ledger.workers import (
     TooManyFailuresError,
     WorkerRegistry,
 )
-from vcpo_learner.troubles import Troubles
+from vcpo_learner.troubles import TOLERANCE_S, Troubles
 
 RUN = {
     "steps": 1000,
@@ -345,10 +345,10 @@ def test_a_worker_waits_once_it_has_half_of_the_failures_that_end_a_run():
 
 def test_one_that_worked_may_fail_for_as_long_as_is_tolerated():
     clock = ManualClock()
-    watched = watch(clock, failureToleranceSeconds=60)
+    watched = watch(clock)
     watched.record_success()
     fail(watched, 1000)
-    clock.advance(59.0)
+    clock.advance(TOLERANCE_S - 1.0)
     watched.check()
     clock.advance(1.0)
     with pytest.raises(TooManyFailuresError, match="1000 generations in a row"):

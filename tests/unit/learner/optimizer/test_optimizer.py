@@ -157,12 +157,6 @@ def test_a_whole_trajectory_drifts_beside_its_mismatch_and_a_block_is_too_short_
     assert beside < plain < block == blocks
 
 
-def test_a_dead_band_that_is_given_takes_the_place_of_chance():
-    found = taken(step_rate(deadBand=0.5), [reading(0.5, chance=9.0)] * 6)
-    assert found[-1] == BASE / 2
-    assert taken(step_rate(deadBand=0.0), [reading(0.5, chance=9.0)] * 6)[-1] < BASE / 2
-
-
 def test_a_skipped_step_does_not_count_for_the_warm_up():
     chosen = Optimizer.model_validate({"learningRate": 0.4, "warmupSteps": 4})
     rate = StepRate(make_spec().model_copy(update={"optimizer": chosen}))

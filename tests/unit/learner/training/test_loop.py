@@ -21,6 +21,7 @@ from vcpo_learner.ledger.lease import Lease
 from vcpo_learner.ledger.redo_log import RedoLog
 from vcpo_learner.ledger.workers import TooManyFailuresError
 from vcpo_learner.training.batches import batch_fields, lag_fields
+from vcpo_learner.troubles import TOLERANCE_S
 
 
 def make_group(number, **changes):
@@ -320,7 +321,7 @@ BROKEN = Failure(cause=FailureCause.REWARD, exception_type="KeyError", message="
 
 
 async def test_the_steps_taken_before_an_environment_broke_are_saved(make_learner, tmp_path):
-    tolerance = {"maxFailuresInARow": 4, "failureToleranceSeconds": 1}
+    tolerance = {"maxFailuresInARow": 4}
     learner = make_learner(failurePolicy=tolerance, steps=100)
     training = asyncio.create_task(learner.training.run(drain_s=0))
     working = asyncio.create_task(learner._work(None, serves_evaluations=True))
@@ -331,7 +332,7 @@ async def test_the_steps_taken_before_an_environment_broke_are_saved(make_learne
         learner.dispatcher.fail("w", lease.lease_id, BROKEN)
     for _ in range(4):
         learner.dispatcher.fail("w", "train-now-0", BROKEN)
-    learner.clock.advance(1.0)
+    learner.clock.advance(TOLERANCE_S)
     learner.dispatcher.notify()
     with pytest.raises(TooManyFailuresError):
         await training

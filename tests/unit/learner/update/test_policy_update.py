@@ -95,7 +95,7 @@ def region_rates(base, batches, *, target, horizon):
 
 def test_the_rates_of_a_trust_region_are_those_of_its_formulas_step_by_step():
     # Weights 1, 6/5, 4/5, 1 have an ESS ratio of 16 / 16.32: enough. Those of the helper damp.
-    fields = {"learningRateRule": "trustRegion", "deadBand": 0.0, "targetEssRatio": 0.9}
+    fields = {"learningRateRule": "trustRegion", "targetEssRatio": 0.9}
     model = seeded_model(llama, dtype=torch.float64)
     update = PolicyUpdate(model, make_spec(maxPolicyLagSteps=4, **fields), PAD)
     fresh, stale = (
@@ -381,7 +381,7 @@ def of_workers(groups, **offsets):
 def test_a_worker_that_is_off_does_not_calibrate_its_own_fault():
     model = seeded_model(llama)
     groups = sampled_groups(model, num_groups=24, staleness=0.02)
-    update = PolicyUpdate(model, make_spec(onPolicyEssRatio=None, deadBand=0.0), PAD)
+    update = PolicyUpdate(model, make_spec(onPolicyEssRatio=None), PAD)
     result = update.step(of_workers(groups, a=0.0, b=0.0, c=0.0, bad=1.0), policy_version=9)
     assert result.on_policy_ess_ratio > 0.99
     published = math.sqrt(ess_ratio(result.log_weights) / 1.0)

@@ -308,8 +308,8 @@ LOWEST, HIGHEST = -100.0, 1e-3
 
 
 def scale_of(calibration, log_ratios):
-    """The learner's scale for a batch of whole trajectories, [B, tokens] log ratios."""
-    settings = Algorithm.model_validate({"method": "vcpo", "deadBand": 0.0})
+    """The published scale of a batch of whole trajectories, [B, tokens] log ratios."""
+    settings = Algorithm.model_validate({"method": "vcpo"})
     size, length = log_ratios.shape
     batch = BatchSummary(
         group_sizes=[size],
@@ -321,7 +321,8 @@ def scale_of(calibration, log_ratios):
     unit = batch_ess_unit(batch, settings, calibration)
     moments = batch_moments(batch, torch.tensor(log_ratios.ravel()), unit)
     decided = decide_step(unit, moments, settings, relative_error=calibration.relative_error)
-    return decided.verdict.scale
+    reading = decided.reading
+    return min(1.0, math.sqrt(reading.ess_ratio / reading.on_policy_ess_ratio))
 
 
 def honest(rng, shape, variance=VARIANCE):

@@ -78,15 +78,17 @@ def test_a_record_with_other_settings_is_of_another_cell(other):
 
 def test_what_is_about_processes_changes_no_setting():
     spec = cell().spec
-    more_attempts = spec.lease.model_copy(update={"max_attempts": 7})
-    changed = spec.model_copy(update={"lease": more_attempts})
+    shorter = spec.lease.model_copy(update={"timeout_seconds": 7})
+    changed = spec.model_copy(update={"lease": shorter})
     assert replace(cell(), spec=changed).settings == cell().settings
 
 
 def test_a_record_older_than_a_setting_is_of_the_cell_that_has_its_default():
-    older = {name: value for name, value in cell().settings.items() if name != "algorithm.deadBand"}
+    older = {
+        name: value for name, value in cell().settings.items() if name != "algorithm.refuseBelow"
+    }
     assert cell().has_settings(older)
-    assert not cell_with_dead_band(0.5).has_settings(older)
+    assert not cell_that_refuses_below(0.5).has_settings(older)
 
 
 def test_a_record_made_with_another_default_is_of_another_cell():
@@ -130,6 +132,6 @@ def test_a_method_whose_stages_changed_has_other_cells(monkeypatch):
     assert not one.has_settings(then)
 
 
-def cell_with_dead_band(value):
-    algorithm = cell().spec.algorithm.model_copy(update={"dead_band": value})
+def cell_that_refuses_below(value):
+    algorithm = cell().spec.algorithm.model_copy(update={"refuse_below": value})
     return replace(cell(), spec=cell().spec.model_copy(update={"algorithm": algorithm}))

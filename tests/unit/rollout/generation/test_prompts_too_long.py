@@ -65,14 +65,13 @@ def use(fixture, environment):
 
 @pytest.mark.parametrize(
     "unusable",
-    [(CONTEXT_TOKENS,) * 40, (0,) * 10],  # after eight failures an engine is at fault
+    [(CONTEXT_TOKENS,) * 40, (0,) * 4],  # after eight failures an engine is at fault
     ids=["too long", "empty"],
 )
 async def test_no_number_of_unusable_prompts_ends_the_worker(unusable):
     async with learner_fixture(
         algorithm={"maxPolicyLagSteps": 100},
         steps=100,
-        lease={"maxAttempts": 1},
         failurePolicy={"maxFailuresInARow": 1000},
     ) as fixture:
         use(fixture, Lengths(*unusable))
@@ -83,7 +82,7 @@ async def test_no_number_of_unusable_prompts_ends_the_worker(unusable):
 
 
 async def test_a_prompt_that_is_too_long_is_given_up_at_once_and_counted_by_reason():
-    async with learner_fixture(lease={"maxAttempts": 3}) as fixture:
+    async with learner_fixture() as fixture:
         use(fixture, Lengths(2, CONTEXT_TOKENS, CONTEXT_TOKENS))
         fixture.publish(0)
         async with run_in_task(fixture.worker()):
@@ -169,9 +168,7 @@ async def test_other_failures_between_them_still_end_the_run_and_are_counted_apa
 
 
 async def test_a_held_out_prompt_that_is_too_long_is_not_granted_again():
-    fixture = dispatcher_fixture(
-        evaluation={"prompts": 2, "everySteps": 100}, lease={"maxAttempts": 3}
-    )
+    fixture = dispatcher_fixture(evaluation={"prompts": 2, "everySteps": 100})
     round_ = asyncio.create_task(fixture.dispatcher.evaluate(0, exclusive=True))
     await asyncio.sleep(0)
     first, second = await fixture.dispatcher.lease(work_request(room=2), wait_s=0.0)

@@ -37,7 +37,7 @@ from vcpo_rollout.transport.learner_client import HeldPolicy, LearnerClient
 SECTIONS = {
     "steps": 1000,
     "algorithm": {"maxPolicyLagSteps": 1000},
-    "lease": {"timeoutSeconds": 10, "maxAttempts": 2},
+    "lease": {"timeoutSeconds": 10},
     "sampling": {"maxNewTokens": 12},
 }
 
