@@ -17,6 +17,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from vcpo.api.learner import ActivationCheckpointing
+from vcpo_learner.forward.packed_rows import active_row, unpacked_mixers
 from vcpo_learner.forward.router_replay import active_replay
 from vcpo_learner.per_sample_gradients.coverage import require_coverage
 from vcpo_learner.per_sample_gradients.taps import active_recording
@@ -89,6 +90,7 @@ class _Run:
         self._leaves = [Tensor if isinstance(each, Tensor) else each for each in leaves]
         self._layout = layout
         self._replay = active_replay()
+        self._row = active_row()
         device = next((each.device.type for each in self.tensors), "cpu")
         self._autocast = partial(
             torch.autocast,
@@ -114,6 +116,7 @@ class _Run:
                 stack.enter_context(self.recording.rerun(self._layer))
             if self._replay is not None:
                 stack.enter_context(self._replay.within(self._layer))
+            stack.enter_context(unpacked_mixers(self._layer, self._row))
             return self._outputs(tensors)
 
     def _outputs(self, tensors: Sequence[Tensor]) -> tuple[Any, ...]:

@@ -7,20 +7,25 @@ padded   1 1 1 1 1 1      packed   1 1 1 1 1 1 2 2 3 3 3
 ```
 
 Positions start at 0 in each trajectory, and attention is told where each of them ends
-(`forward.attention`). `forward.kept_apart` checks that none sees another one.
+(`forward.attention`). A mixer is given the padded batch: kernels differ in what they are told, and
+PyTorch's are told nothing. `forward.kept_apart` checks that no trajectory sees another one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from vcpo_learner.device import to_device
+from vcpo_learner.per_sample_gradients.mixers import is_mixer
+from vcpo_learner.per_sample_gradients.mixtures import OtherForward
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -75,3 +80,45 @@ def pack_row(lengths: Sequence[int], device: torch.device) -> PackedRow:
         is_own=is_own,
         ends=functional.pad(ends, (1, 0)).int(),
     )
+
+
+@contextmanager
+def unpacked_mixers(model: nn.Module, row: PackedRow | None) -> Iterator[None]:
+    """Give the model's mixers the padded batch in the block, and their outputs back in the row.
+
+    row: that the model is given; None if it is given the padded batch.
+    """
+    replaced = []
+    if row is not None:
+        mixers = [each for each in model.modules() if is_mixer(each)]
+        replaced = [OtherForward(each, _UnpackedForward(each.forward, row)) for each in mixers]
+    token = _ACTIVE.set(row)
+    try:
+        yield
+    finally:
+        _ACTIVE.reset(token)
+        for each in replaced:
+            each.remove()
+
+
+def active_row() -> PackedRow | None:
+    """Return the row of the forward pass that runs now; None for the padded batch."""
+    return _ACTIVE.get()
+
+
+class _UnpackedForward:
+    """A mixer's forward on one trajectory to a row."""
+
+    def __init__(self, forward: Callable[..., Any], row: PackedRow) -> None:
+        self._forward = forward
+        self._row = row
+
+    def __call__(self, *positional: Any, **keywords: Any) -> Any:
+        states, *others = positional or [keywords["hidden_states"]]
+        # Padding on the right needs no mask, and nobody is told of ends.
+        of_row = {*self._row.arguments, "attention_mask", "hidden_states"}
+        named = {key: each for key, each in keywords.items() if key not in of_row}
+        return self._row.pack(self._forward(self._row.unpack(states), *others, **named))
+
+
+_ACTIVE: ContextVar[PackedRow | None] = ContextVar("packed row", default=None)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from vcpo.service.vocabulary import vocabulary_of
+from vcpo_learner.forward.packed_rows import unpacked_mixers
 from vcpo_learner.forward.router_replay import replayed_routes
 from vcpo_learner.forward.token_batch import TokenBatch
 from vcpo_learner.output_head.logit_tiles import LogitForm, TokenRows
@@ -96,7 +97,8 @@ class PolicyNetwork(nn.Module):
         return states
 
     def forward(self, batch: TokenBatch, wanted: Wanted) -> NetworkOutput:
-        with replayed_routes(self.model, model_routes(batch)):
+        routes = replayed_routes(self.model, model_routes(batch))
+        with routes, unpacked_mixers(self.model, batch.row):
             return self._output(batch, wanted)
 
     def _output(self, batch: TokenBatch, wanted: Wanted) -> NetworkOutput:

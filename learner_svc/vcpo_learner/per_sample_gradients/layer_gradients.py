@@ -22,6 +22,7 @@ from torch import Tensor, nn, ones_like
 from torch.nn import functional
 
 from vcpo_learner.per_sample_gradients.factors import Factors, RoundedFactors, as_factor
+from vcpo_learner.per_sample_gradients.mixers import convolution_gradients
 from vcpo_learner.per_sample_gradients.module_calls import ModuleCall, as_stored, is_plain
 
 _PROBED_FEATURES = 16
@@ -45,6 +46,12 @@ class LayerGradients:
         """Return the full gradients [samples, *parameter.shape]."""
         if self.factors is not None:
             return self.factors.part(samples).full(num_rows=self.parameter.shape[0])
+        if self.call.is_of_mixer:
+            gradients = self.output_gradient[samples].to(self._precise)
+            if self.parameter.ndim == 1:
+                return gradients.sum(dim=1)
+            inputs = self.call.arguments[0][samples].to(self._precise)
+            return convolution_gradients(inputs, gradients, self.parameter.shape[-1])
         if self.parameter_name == "bias" and self._adds_bias():
             return _per_token(self.output_gradient[samples]).sum(dim=1, dtype=self._precise)
         scaled = scaled_features(self.call, self.parameter_name, self.parameter)

@@ -7,7 +7,7 @@ from itertools import combinations_with_replacement, islice
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vcpo_learner.per_sample_gradients.coverage import LostGradientError, require_coverage
 from vcpo_learner.per_sample_gradients.experts import ExpertCall, ExpertGradients, ExpertSite
@@ -77,8 +77,6 @@ class Measurement:
         """Slots on which the objectives do not depend."""
         self._recording = recording
         self._packed = packed
-        self._front = (self.num_trajectories,) if packed is None else tuple(packed.segments.shape)
-        """First axes of a module's output."""
         self._products = TokenProducts()
         self._rounded = RoundedFactors()
         self._arrived: dict[Slot, _Uses] = {}
@@ -107,10 +105,13 @@ class Measurement:
 
     def require(self, site: CallSite) -> None:
         """Refuse a call that cannot be measured; as `Measuring.require`."""
-        if self._packed is None:
+        if (packed := self._packing(site.module)) is None:
             site.require_per_trajectory(self.num_trajectories)
         else:
-            self._packed.require_per_token(site)
+            packed.require_per_token(site)
+
+    def _packing(self, module: nn.Module) -> Packing | None:
+        return None if module in self._recording.slots.in_mixers else self._packed
 
     def receive(self, call: ModuleCall | ExpertCall, output_gradient: Tensor) -> None:
         """Take a call and the gradient at its output, in the output's shape.
@@ -120,13 +121,19 @@ class Measurement:
         if isinstance(call, ExpertCall):
             self._receive_experts(call, output_gradient)
             return
-        packed, front = self._packed, self._front
+        packed = self._packing(call.module)
+        front = (self.num_trajectories,) if packed is None else tuple(packed.segments.shape)
+        if packed is not None and output_gradient.shape[:3] == (front[0], 1, front[1]):
+            # Keys and values of all heads at once, before they are told apart.
+            call, output_gradient = call.without_heads(), output_gradient.squeeze(1)
         if output_gradient.shape[: len(front)] != front:
             shape = (front[0], -1)
             call, output_gradient = call.in_rows(shape), in_rows(output_gradient, shape)
         if packed is not None:
             call, output_gradient = packed.unpack(call, output_gradient)
-        for name, slot in self._recording.slots.of(call.module).items():
+        own = self._recording.slots.of(call.module)
+        for name in filter(own.__contains__, call.parameter_names):
+            slot = own[name]
             uses = self._arrived.setdefault(slot, _Uses())
             uses.layers.append(layer_gradients(call, name, output_gradient, self._rounded))
             self._count(slot)

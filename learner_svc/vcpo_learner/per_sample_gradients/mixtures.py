@@ -22,6 +22,9 @@ _EXPERT_MATRICES = {"gate_up_proj", "up_proj", "down_proj"}
 class Taps(Protocol):
     """What puts a tap behind a product."""
 
+    is_preview: bool
+    """Whether nothing is tapped now."""
+
     def tap(self, output: Any, site: CallSite | ExpertSite, *tensors: Tensor) -> Any:
         """Return `output`; tensors: those of the call, in the site's order."""
 

@@ -21,6 +21,10 @@ class ModuleCall:
     """Shape of the output; None when the output is not a tensor."""
     is_linear: bool = False
     """Whether the output is that of `torch.nn.functional.linear` on the only argument."""
+    is_of_mixer: bool = False
+    """Whether the output is a mixer's vector in each row, or its convolution's at each token."""
+    parameter_names: Sequence[str] = ()
+    """Names, within the module, of the parameters in use."""
 
     @property
     def place(self) -> str:
@@ -33,6 +37,14 @@ class ModuleCall:
         """
         arguments = {
             key: in_rows(value, shape) if isinstance(value, Tensor) and value.ndim else value
+            for key, value in self.arguments.items()
+        }
+        return replace(self, arguments=arguments)
+
+    def without_heads(self) -> "ModuleCall":
+        """Return the call with tensors [rows, 1, tokens, ...] as [rows, tokens, ...]."""
+        arguments = {
+            key: value.squeeze(1) if isinstance(value, Tensor) and value.ndim > 3 else value
             for key, value in self.arguments.items()
         }
         return replace(self, arguments=arguments)
@@ -68,6 +80,8 @@ class CallSite:
     """Names, within the module, of the parameters in use."""
     is_linear: bool = False
     """Whether the output is that of `torch.nn.functional.linear` on the only argument."""
+    is_of_mixer: bool = False
+    """As of `ModuleCall`."""
 
     @property
     def place(self) -> str:
@@ -107,6 +121,8 @@ class CallSite:
             arguments=arguments,
             output_shape=self.output_shape,
             is_linear=self.is_linear,
+            is_of_mixer=self.is_of_mixer,
+            parameter_names=self.parameter_names,
         )
 
     def require_per_trajectory(self, batch_size: int) -> None:

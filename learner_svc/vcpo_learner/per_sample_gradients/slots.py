@@ -11,6 +11,8 @@ from itertools import chain
 import torch
 from torch import nn
 
+from vcpo_learner.per_sample_gradients.mixers import is_mixer
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slot:
@@ -34,6 +36,9 @@ class Slots:
         self._within: dict[nn.Module | None, list[tuple[str, nn.Module]]] = {}
         """Modules by root."""
         self._owners: dict[Slot, tuple[nn.Module, str]] = {}
+        mixers = filter(is_mixer, model.modules())
+        self.in_mixers = frozenset(chain.from_iterable(each.modules() for each in mixers))
+        """Modules that are given one trajectory to a row, also where rows are packed."""
         known: dict[nn.Parameter, Slot] = {}
         for module_name, module in model.named_modules():
             own = dict(module.named_parameters(recurse=False, remove_duplicate=False))
@@ -45,7 +50,7 @@ class Slots:
                     slot = Slot(name=full_name, shape=parameter.shape)
                     known[parameter], self._owners[slot] = slot, (module, name)
                 self._by_module.setdefault(module, {})[name] = known[parameter]
-            if module in self._by_module:
+            if module in self._by_module or is_mixer(module):
                 self._modules[module] = module_name
 
     def __iter__(self) -> Iterator[Slot]:
@@ -55,7 +60,7 @@ class Slots:
         return len(self._owners)
 
     def modules(self, root: nn.Module | None = None) -> list[tuple[str, nn.Module]]:
-        """Return the modules with trainable parameters, all or those within `root`, by name."""
+        """Return the modules with trainable parameters, and all mixers, of all or of `root`."""
         if root not in self._within:
             chosen = self._modules if root is None else root.modules()
             self._within[root] = [
@@ -64,7 +69,7 @@ class Slots:
         return self._within[root]
 
     def within(self, root: nn.Module) -> list[Slot]:
-        found = (self._by_module[module].values() for _, module in self.modules(root))
+        found = (self.of(module).values() for _, module in self.modules(root))
         return list(dict.fromkeys(chain.from_iterable(found)))
 
     def of(self, module: nn.Module) -> Mapping[str, Slot]:

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from vcpo_learner.per_sample_gradients.experts import ExpertCall, ExpertSite
+from vcpo_learner.per_sample_gradients.mixers import TappedMixer, is_mixer
 from vcpo_learner.per_sample_gradients.mixtures import OtherForward, tapped_forward
 from vcpo_learner.per_sample_gradients.module_calls import CallSite, ModuleCall, is_plain
 from vcpo_learner.per_sample_gradients.slots import Slot, Slots
@@ -199,7 +200,12 @@ class Recording:
     def _tap_module(self, name: str, module: nn.Module) -> OtherForward:
         if module not in self._taps:
             forward = tapped_forward(name, module, self)
-            self._taps[module] = _TappedForward(name, module, self) if forward is None else forward
+            forward = _TappedForward(name, module, self) if forward is None else forward
+            if is_mixer(module):
+                own = self.slots.of(module)
+                vectors = list(own) if all(len(each.shape) == 1 for each in own.values()) else []
+                forward = TappedMixer(name, module, self, vectors=vectors, forward=forward)
+            self._taps[module] = forward
         return OtherForward(module, self._taps[module])
 
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from tests.fixtures.families import ATTENTION, family
+from tests.fixtures.families import ATTENTION, HYBRIDS, family
 from tests.fixtures.learner.models import (
     EVERY_FAMILY,
     FAMILIES,
@@ -175,12 +175,12 @@ def network_of(kind):
     return PolicyNetwork(model)
 
 
-@pytest.fixture(scope="module", params=ATTENTION)
+@pytest.fixture(scope="module", params=ATTENTION | HYBRIDS)
 def network(request):
     return network_of(request.param)
 
 
-@pytest.fixture(scope="module", params=sorted(ATTENTION.keys() - NO_PACKING))
+@pytest.fixture(scope="module", params=sorted((ATTENTION | HYBRIDS).keys() - NO_PACKING))
 def packable(request):
     model = family(request.param)
     fix_rotary_table(model)

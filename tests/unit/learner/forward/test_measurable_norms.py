@@ -7,24 +7,25 @@ from torch import nn
 from transformers import (
     GptOssConfig,
     GptOssForCausalLM,
-    Qwen3_5ForCausalLM,
-    Qwen3_5TextConfig,
-    Qwen3NextConfig,
-    Qwen3NextForCausalLM,
 )
 
+from tests.fixtures.families import family as family_of
 from tests.fixtures.learner.models import (
     EVERY_FAMILY,
+    HYBRIDS,
     MIXTURE_SIZES,
     MIXTURES,
     PAD,
+    VOCABULARY,
     llama,
     sampled_groups,
     seeded_model,
 )
 from tests.fixtures.learner.updates import make_spec
+from vcpo.api.learner import Attention
 from vcpo.api.workloads import Lora
 from vcpo.service.lifecycle import StartError
+from vcpo_learner.forward.attention import select_attention
 from vcpo_learner.forward.measurable_norms import require_measurable_norms
 from vcpo_learner.forward.policy_network import PolicyNetwork
 from vcpo_learner.model.lora import add_adapters
@@ -37,32 +38,15 @@ def gpt_oss():
     return GptOssForCausalLM(GptOssConfig(**MIXTURE_SIZES, head_dim=8, num_local_experts=4))
 
 
-LINEAR_ATTENTION = {
-    "head_dim": 8,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 2,
-    "linear_key_head_dim": 8,
-    "linear_value_head_dim": 8,
-    "layer_types": ["linear_attention", "full_attention"],
-}
-
-
-def qwen3_next():
-    experts = {"moe_intermediate_size": 8, "shared_expert_intermediate_size": 8, "num_experts": 4}
-    return Qwen3NextForCausalLM(Qwen3NextConfig(**MIXTURE_SIZES, **LINEAR_ATTENTION, **experts))
-
-
-def qwen3_5():
-    sizes = {key: value for key, value in MIXTURE_SIZES.items() if key != "num_experts_per_tok"}
-    return Qwen3_5ForCausalLM(Qwen3_5TextConfig(**sizes, **LINEAR_ATTENTION))
+def mamba():
+    return family_of("mamba", vocab_size=VOCABULARY)
 
 
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
         (gpt_oss, r"module 'model.layers.0.self_attn' \(GptOssAttention\) returned"),
-        (qwen3_next, r"the gradient of 'model.layers.0.linear_attn.conv1d.weight' was lost"),
-        (qwen3_5, r"the gradient of 'model.layers.0.linear_attn.conv1d.weight' was lost"),
+        (mamba, r"the gradient of 'backbone.layers.0.mixer.dt_proj.bias', 'backbone"),
     ],
 )
 def test_layers_that_see_no_whole_trajectory_are_named_at_the_start(make, reason):
@@ -95,9 +79,10 @@ def test_mixtures_of_other_families_are_accepted(name):
 
 
 @pytest.mark.parametrize("packs", [False, True], ids=["padded", "packed"])
-@pytest.mark.parametrize("family", EVERY_FAMILY)
+@pytest.mark.parametrize("family", EVERY_FAMILY | HYBRIDS)
 def test_models_are_accepted_and_left_as_they_are(family, packs):
-    model = seeded_model(EVERY_FAMILY[family])
+    model = seeded_model((EVERY_FAMILY | HYBRIDS)[family])
+    select_attention(model, Attention.AUTO, packs=packs)
     before = {name: each.clone() for name, each in model.named_parameters()}
     require_measurable_norms(model, packs=packs)
     for name, parameter in model.named_parameters():

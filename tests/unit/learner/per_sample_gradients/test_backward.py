@@ -5,6 +5,7 @@ from torch import Tensor, nn
 from tests.fixtures.learner.models import (
     EVERY_FAMILY,
     FAMILIES,
+    HYBRIDS,
     PAD,
     VOCABULARY,
     llama,
@@ -14,12 +15,16 @@ from tests.fixtures.learner.models import (
     trajectory,
 )
 from tests.fixtures.learner.norms import recorded_norms, summed
+from vcpo.api.learner import ActivationCheckpointing, Attention
+from vcpo_learner.forward.activation_checkpointing import set_checkpoints
+from vcpo_learner.forward.attention import select_attention
 from vcpo_learner.forward.logprobs import token_logprobs
 from vcpo_learner.forward.token_batch import token_batch
 from vcpo_learner.per_sample_gradients import measurement as trajectory_gradients
 from vcpo_learner.per_sample_gradients.backward import measure_gradients
 from vcpo_learner.per_sample_gradients.factors import Factors, TokenProducts
 from vcpo_learner.per_sample_gradients.layer_gradients import layer_gradients
+from vcpo_learner.per_sample_gradients.mixers import is_mixer
 from vcpo_learner.per_sample_gradients.module_calls import ModuleCall
 from vcpo_learner.per_sample_gradients.slots import Slot, Slots
 from vcpo_learner.per_sample_gradients.taps import record_calls
@@ -28,12 +33,15 @@ from vcpo_learner.per_sample_gradients.weighted_sum import relative_offsets
 ONE_TWO = torch.tensor([1.0, 2.0]).double()
 
 
-def measure(model, trajectories, weighted_sum=None):
-    batch = token_batch(trajectories, PAD, torch.device("cpu"))
+def measure(model, trajectories, weighted_sum=None, *, packs=False):
+    batch = token_batch(trajectories, PAD, torch.device("cpu"), packs=packs)
     with record_calls(Slots(model)) as recording:
         logprobs = token_logprobs(model, batch, temperature=1.0)
+    # A vector by row needs no second run of its mixer, which a kernel's backward pass forbids.
+    assert all(site.is_of_mixer for site in recording.sites if is_mixer(site.module))
     means = logprobs.sum(dim=1) / batch.response_mask.sum(dim=1)
-    return measure_gradients(means, recording, weighted_sum)
+    segments = None if batch.row is None else batch.row.segments
+    return measure_gradients(means, recording, weighted_sum, segments=segments)
 
 
 def batched_norms(model, trajectories):
@@ -72,6 +80,29 @@ def test_norms_of_a_padded_batch_agree_with_one_backward_pass_each(family, dtype
     torch.testing.assert_close(
         batched_norms(model, trajectories), expected, rtol=tolerance, atol=0.0
     )
+
+
+@pytest.mark.parametrize(
+    ("packs", "setting"),
+    [(False, "none"), (False, "layers"), (True, "none"), (True, "layers")],
+    ids=["padded", "padded again", "packed", "packed again"],
+)
+@pytest.mark.parametrize("family", HYBRIDS)
+def test_norms_and_sum_of_mixers_agree_with_one_backward_pass_each(family, packs, setting):
+    model = seeded_model(HYBRIDS[family])
+    assert select_attention(model, Attention.AUTO, packs=packs) is packs
+    trajectories = [trajectory(0), *long_trajectories(model)]
+    expected = looped_norms(model, trajectories)
+    means = torch.stack([own_logprobs(model, one).mean() for one in trajectories])
+    offsets = torch.tensor([0.5, -1.0, 2.0, 0.25]).double()
+    gradients = torch.autograd.grad((means * (offsets + 0.3)).sum(), list(model.parameters()))
+    set_checkpoints(model, ActivationCheckpointing(setting))
+    found = measure(model, trajectories, summed(model, offsets, [0] * 4), packs=packs)
+    # The delta rule and the scan compute in float32.
+    torch.testing.assert_close(found.squared_norms, expected, rtol=1e-5, atol=0.0)
+    found.add_to_parameters([0.3])
+    for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+        assert float((parameter.grad - gradient).norm() / gradient.norm()) < 1e-5
 
 
 @pytest.mark.parametrize("family", EVERY_FAMILY)

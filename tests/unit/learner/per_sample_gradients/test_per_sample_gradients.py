@@ -9,6 +9,7 @@ from transformers.models.mixtral.modeling_mixtral import MixtralExperts
 
 from tests.fixtures.learner.models import (
     FAMILIES,
+    HYBRIDS,
     MIXTURES,
     PAD,
     llama,
@@ -331,9 +332,9 @@ def test_the_sum_of_a_sharded_model_is_not_lost_without_a_word(one_rank):
 
 
 @pytest.mark.parametrize("checkpoints", ["none", "layers"])
-@pytest.mark.parametrize("family", ["llama", "llama tied"])
+@pytest.mark.parametrize("family", ["llama", "llama tied", "qwen3_5_text", "falcon_h1"])
 def test_every_slot_of_a_sharded_model_arrives_with_autograds_sums(one_rank, family, checkpoints):
-    model = seeded_model(FAMILIES[family])
+    model = seeded_model((FAMILIES | HYBRIDS)[family])
     batch = token_batch([trajectory(0), trajectory(1, response=(8, 9))], PAD, torch.device("cpu"))
     offsets = torch.tensor([0.5, -2.0])
     means = token_logprobs(model, batch, temperature=1.0).sum(dim=1)

@@ -1,0 +1,183 @@
+"""Mixers in a recorded forward pass: layers that convolve each channel over its last tokens.
+
+A mixer (gated delta rule, Mamba, short convolution) multiplies with the weight of a convolution
+that it never calls, and with vectors of its own that have a number for each head. The convolution
+gets a tap behind it. A vector is replaced, while the mixer runs, by a copy for each row, of which
+every row's gradient is its trajectory's: mixers have one trajectory to a row.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from sys import modules as loaded_files
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from transformers.activations import ACT2FN
+
+from vcpo_learner.per_sample_gradients.mixtures import Taps
+from vcpo_learner.per_sample_gradients.module_calls import CallSite
+
+_CONVOLVE = "causal_conv1d_fn"
+"""Name, in transformers' files, of the function that convolves: a kernel's or PyTorch's."""
+_ROUNDING, _HALF_ROUNDING = 1e-5, 3e-2
+"""Share of the largest output."""
+_BY_ROW: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
+"""Whether a mixer takes its vectors by row, as it was seen to once."""
+
+
+def is_mixer(module: nn.Module) -> bool:
+    """Return whether a module owns a causal convolution of each channel by itself."""
+    return any(map(_is_depthwise, module.children()))
+
+
+def _is_depthwise(module: nn.Module) -> bool:
+    return (
+        isinstance(module, nn.Conv1d)
+        and module.groups == module.in_channels == module.out_channels
+        and module.stride == module.dilation == (1,)
+        and module.padding == (module.kernel_size[0] - 1,)
+    )
+
+
+def convolution_gradients(inputs: Tensor, gradients: Tensor, size: int) -> Tensor:
+    """Return the gradients [batch, channels, 1, size] of a weight.
+
+    inputs, gradients: [batch, tokens, channels]; output t sees the inputs t - size + 1 .. t.
+    """
+    num_tokens = inputs.shape[1]
+    products = [
+        (gradients[:, back:] * inputs[:, : num_tokens - back]).sum(dim=1)
+        for back in range(min(size, num_tokens) - 1, -1, -1)
+    ]
+    unseen = [torch.zeros_like(products[0])] * (size - len(products))
+    return torch.stack([*unseen, *products], dim=-1)[:, :, None]
+
+
+class TappedMixer:
+    """A mixer's forward with taps at its convolution and at its own vectors."""
+
+    def __init__(
+        self,
+        name: str,
+        module: nn.Module,
+        taps: Taps,
+        *,
+        vectors: Sequence[str],
+        forward: Callable[..., Any],
+    ) -> None:
+        """vectors: names of those that are trained.
+
+        forward: with a tap at the mixer's output, for vectors that it does not take by row.
+        """
+        self._name = name
+        self._module = module
+        self._taps = taps
+        self._vectors = vectors
+        self._with_tap = forward
+        self._forward = module.forward
+
+    def __call__(self, *positional: Any, **keywords: Any) -> Any:
+        if self._taps.is_preview:
+            return self._forward(*positional, **keywords)
+        states = positional[0] if positional else keywords["hidden_states"]
+        copies = {
+            name: self._module.get_parameter(name).expand(len(states), 1, -1)
+            for name in self._vectors
+        }
+        is_by_row = copies and self._takes(copies, positional, keywords)
+        with self._tapped_convolution():
+            if not is_by_row:
+                return self._with_tap(*positional, **keywords)
+            with self._replaced({name: self._tapped(name, copies[name]) for name in copies}):
+                return self._forward(*positional, **keywords)
+
+    def _tapped(self, name: str, copy: Tensor) -> Tensor:
+        site = CallSite(
+            name=self._name,
+            module=self._module,
+            arguments={0: copy.shape},
+            output_shape=tuple(copy.shape),
+            parameter_names=[name],
+            is_of_mixer=True,
+        )
+        tapped: Tensor = self._taps.tap(copy, site, copy.detach())
+        return tapped
+
+    @contextmanager
+    def _replaced(self, copies: Mapping[str, Tensor]) -> Iterator[None]:
+        own: dict[str, Any] = self._module._parameters
+        before = {name: own[name] for name in copies}
+        own.update(copies)
+        try:
+            yield
+        finally:
+            own.update(before)
+
+    @torch.no_grad()
+    def _takes(self, copies: Mapping[str, Tensor], positional: Any, keywords: Any) -> bool:
+        """Whether the mixer has the same output with its vectors by row."""
+        if self._module not in _BY_ROW:
+            # Taps of modules in the mixer would count these calls.
+            self._taps.is_preview = True
+            try:
+                once = self._forward(*positional, **keywords)
+                with self._replaced(copies):
+                    again = self._forward(*positional, **keywords)
+                _BY_ROW[self._module] = _is_same(once, again)
+            except (IndexError, RuntimeError, TypeError, ValueError):  # of the model's own code
+                _BY_ROW[self._module] = False
+            finally:
+                self._taps.is_preview = False
+        return _BY_ROW[self._module]
+
+    @contextmanager
+    def _tapped_convolution(self) -> Iterator[None]:
+        """Put a tap behind the function that the file of the mixer's class convolves with."""
+        names = vars(loaded_files[type(self._module).__module__])
+        function = names.get(_CONVOLVE)
+        if function is None:
+            yield
+            return
+        names[_CONVOLVE] = self._with_convolution_tapped(function)
+        try:
+            yield
+        finally:
+            names[_CONVOLVE] = function
+
+    def _with_convolution_tapped(self, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def convolve(
+            hidden_states: Tensor,
+            weight: Tensor,
+            bias: Tensor | None = None,
+            activation: str | None = None,
+            **keywords: Any,
+        ) -> Tensor:
+            """Return [batch, channels, tokens]."""
+            output = function(hidden_states, weight, bias, activation=None, **keywords)
+            inputs, output = hidden_states.transpose(1, 2), output.transpose(1, 2)
+            for name, module in self._module.named_children():
+                own = dict(module.named_parameters())
+                # The function is given a view of the weight.
+                if _is_depthwise(module) and own["weight"].data_ptr() == weight.data_ptr():
+                    site = CallSite(
+                        name=f"{self._name}.{name}",
+                        module=module,
+                        arguments={0: inputs.shape},
+                        output_shape=tuple(output.shape),
+                        parameter_names=list(own),
+                        is_of_mixer=True,
+                    )
+                    output = self._taps.tap(output, site, inputs)
+            output = output.transpose(1, 2)
+            return output if activation is None else ACT2FN[activation](output)
+
+        return convolve
+
+
+def _is_same(once: Any, again: Any) -> bool:
+    if not isinstance(once, Tensor) or once.shape != again.shape:
+        return False
+    rounding = _HALF_ROUNDING if once.dtype.itemsize == 2 else _ROUNDING
+    return bool((once - again).abs().max() <= rounding * once.abs().max())
