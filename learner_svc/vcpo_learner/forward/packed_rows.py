@@ -24,8 +24,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from vcpo_learner.device import to_device
-from vcpo_learner.per_sample_gradients.mixers import is_mixer
 from vcpo_learner.per_sample_gradients.mixtures import OtherForward
+from vcpo_learner.per_sample_gradients.module_calls import is_mixer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from transformers.activations import ACT2FN
 
 from vcpo_learner.per_sample_gradients.mixtures import Taps
-from vcpo_learner.per_sample_gradients.module_calls import CallSite
+from vcpo_learner.per_sample_gradients.module_calls import CallSite, is_depthwise
 
 _CONVOLVE = "causal_conv1d_fn"
 """Name, in transformers' files, of the function that convolves: a kernel's or PyTorch's."""
@@ -25,20 +25,6 @@ _ROUNDING, _HALF_ROUNDING = 1e-5, 3e-2
 """Share of the largest output."""
 _BY_ROW: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 """Whether a mixer takes its vectors by row, as it was seen to once."""
-
-
-def is_mixer(module: nn.Module) -> bool:
-    """Return whether a module owns a causal convolution of each channel by itself."""
-    return any(map(_is_depthwise, module.children()))
-
-
-def _is_depthwise(module: nn.Module) -> bool:
-    return (
-        isinstance(module, nn.Conv1d)
-        and module.groups == module.in_channels == module.out_channels
-        and module.stride == module.dilation == (1,)
-        and module.padding == (module.kernel_size[0] - 1,)
-    )
 
 
 def convolution_gradients(inputs: Tensor, gradients: Tensor, size: int) -> Tensor:
@@ -160,7 +146,7 @@ class TappedMixer:
             for name, module in self._module.named_children():
                 own = dict(module.named_parameters())
                 # The function is given a view of the weight.
-                if _is_depthwise(module) and own["weight"].data_ptr() == weight.data_ptr():
+                if is_depthwise(module) and own["weight"].data_ptr() == weight.data_ptr():
                     site = CallSite(
                         name=f"{self._name}.{name}",
                         module=module,

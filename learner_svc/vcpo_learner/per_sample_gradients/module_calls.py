@@ -149,6 +149,21 @@ def is_plain(module: nn.Module, kind: type[nn.Module]) -> bool:
     return type(module).forward is kind.forward
 
 
+def is_depthwise(module: nn.Module) -> bool:
+    """Return whether a module is a causal convolution of each channel by itself."""
+    return (
+        isinstance(module, nn.Conv1d)
+        and module.groups == module.in_channels == module.out_channels
+        and module.stride == module.dilation == (1,)
+        and module.padding == (module.kernel_size[0] - 1,)
+    )
+
+
+def is_mixer(module: nn.Module) -> bool:
+    """Return whether a module owns such a convolution, as the layers of `mixers` do."""
+    return any(map(is_depthwise, module.children()))
+
+
 def as_stored(value: Any, dtype: torch.dtype) -> Any:
     """Return an argument without its graph, and in the parameters' type if it is floating point."""
     if not isinstance(value, Tensor):

@@ -11,7 +11,7 @@ from itertools import chain
 import torch
 from torch import nn
 
-from vcpo_learner.per_sample_gradients.mixers import is_mixer
+from vcpo_learner.per_sample_gradients.module_calls import is_mixer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

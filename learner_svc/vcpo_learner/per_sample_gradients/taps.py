@@ -21,9 +21,9 @@ import torch
 from torch import Tensor, nn
 
 from vcpo_learner.per_sample_gradients.experts import ExpertCall, ExpertSite
-from vcpo_learner.per_sample_gradients.mixers import TappedMixer, is_mixer
+from vcpo_learner.per_sample_gradients.mixers import TappedMixer
 from vcpo_learner.per_sample_gradients.mixtures import OtherForward, tapped_forward
-from vcpo_learner.per_sample_gradients.module_calls import CallSite, ModuleCall, is_plain
+from vcpo_learner.per_sample_gradients.module_calls import CallSite, ModuleCall, is_mixer, is_plain
 from vcpo_learner.per_sample_gradients.slots import Slot, Slots
 from vcpo_learner.per_sample_gradients.weighted_sum import WeightedSum
 

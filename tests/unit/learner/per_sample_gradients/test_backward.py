@@ -24,8 +24,7 @@ from vcpo_learner.per_sample_gradients import measurement as trajectory_gradient
 from vcpo_learner.per_sample_gradients.backward import measure_gradients
 from vcpo_learner.per_sample_gradients.factors import Factors, TokenProducts
 from vcpo_learner.per_sample_gradients.layer_gradients import layer_gradients
-from vcpo_learner.per_sample_gradients.mixers import is_mixer
-from vcpo_learner.per_sample_gradients.module_calls import ModuleCall
+from vcpo_learner.per_sample_gradients.module_calls import ModuleCall, is_mixer
 from vcpo_learner.per_sample_gradients.slots import Slot, Slots
 from vcpo_learner.per_sample_gradients.taps import record_calls
 from vcpo_learner.per_sample_gradients.weighted_sum import relative_offsets
