@@ -42,9 +42,9 @@ from vcpo_rollout.engines.vllm.last_error import LastError
 from vcpo_rollout.engines.vllm.loaders import AdapterLoader, ParameterLoader, VersionLoader
 from vcpo_rollout.engines.vllm.start import (
     VllmSettings,
+    for_model,
     load_skeleton,
     start_llm,
-    with_table_length,
 )
 from vcpo_rollout.gauges import RolloutGauges
 
@@ -132,7 +132,7 @@ class VllmEngine:
         skeleton = load_skeleton(settings)
         last_error = LastError()
         return cls(
-            start_llm(with_table_length(settings, skeleton), last_error),
+            start_llm(for_model(settings, skeleton), last_error),
             skeleton=skeleton,
             end_token_ids=end_token_ids,
             stop_strings=stop_strings,

@@ -10,14 +10,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, Self
 
 import torch
-from transformers import PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
+from transformers.cache_utils import LinearAttentionCacheLayerMixin
 from vllm import AsyncEngineArgs
 from vllm.config import WeightTransferConfig
 from vllm.platforms import current_platform
 from vllm.triton_utils import HAS_TRITON
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from vcpo.api.workloads import Lora, Model, RolloutGroup
+from vcpo.api.workloads import KvCache, Lora, Model, RolloutGroup
 from vcpo.service.lifecycle import gpu_memory_ratio
 from vcpo.service.rotary_table import table_length
 from vcpo_rollout.engines.adapters import SERVED_RANKS
@@ -71,6 +72,10 @@ class VllmSettings:
     """Whether vLLM reads the tokenizer, to find strings that end a response."""
     returns_routes: bool = False
     """Whether responses carry the experts that computed their tokens."""
+    architecture: str | None = None
+    """Class of the model that is trained; None if the model's configuration names it."""
+    is_recurrent: bool = False
+    """Whether the model has layers with a recurrent state."""
 
     @property
     def lora(self) -> Lora | None:
@@ -112,16 +117,31 @@ def load_skeleton(settings: VllmSettings) -> PreTrainedModel:
         )
 
 
-def with_table_length(settings: VllmSettings, skeleton: PreTrainedModel) -> VllmSettings:
-    """Return the settings with the length of the model's rotary table, if it depends on one.
+def for_model(settings: VllmSettings, skeleton: PreTrainedModel) -> VllmSettings:
+    """Return the settings with what vLLM must be told of the model.
 
     vLLM chooses LongRoPE's factors by its longest sequence, which is by default the length of
     pretraining. Its table of dynamic NTK ends with the model's context, its default beyond it.
+    Of a checkpoint with other inputs it would run the whole, whose modules have other names than
+    those of the language model that is trained: it drops adapters of names that it does not know.
+
+    Raises: ValueError if recurrent states would outlive their version.
     """
-    length = table_length(skeleton.config, settings.group.max_model_len)
-    if length is None:
-        return settings
-    return replace(settings, group=settings.group.model_copy(update={"max_model_len": length}))
+    config, name = skeleton.config, type(skeleton).__name__
+    layers = DynamicCache(config=config).layers
+    is_recurrent = any(isinstance(each, LinearAttentionCacheLayerMixin) for each in layers)
+    if is_recurrent and settings.group.kv_cache is KvCache.KEEP:
+        raise ValueError(
+            f"spec.rollouts[].kvCache: keep, but {name} has layers with a recurrent state, which"
+            " mixes all versions since a sequence began; use recompute"
+        )
+    length = table_length(config, settings.group.max_model_len) or settings.group.max_model_len
+    return replace(
+        settings,
+        group=settings.group.model_copy(update={"max_model_len": length}),
+        architecture=None if name in (config.architectures or ()) else name,
+        is_recurrent=is_recurrent,
+    )
 
 
 def start_llm(settings: VllmSettings, last_error: LastError | None = None) -> AsyncLLM:
@@ -197,11 +217,15 @@ def engine_arguments(settings: VllmSettings, *, on_cpu: bool) -> dict[str, Any]:
         arguments["kv_cache_memory_bytes"] = int(kv_cache_gibibytes * _GIBIBYTE)
     if settings.returns_routes:
         arguments["enable_return_routed_experts"] = True
+    if settings.architecture is not None:
+        arguments["hf_overrides"] = {"architectures": [settings.architecture]}
     if on_cpu:
         arguments["enforce_eager"] = True
         # vLLM dies if a seeded request's prompt is read in pieces: it then turns the request's
         # generator back, which one for a CPU cannot do. Whole prompts wait for the next step.
         arguments["enable_chunked_prefill"] = False
+        if settings.is_recurrent:  # vLLM caches their prefixes by chunks
+            arguments["enable_prefix_caching"] = False
         if settings.group.tensor_parallel_size == 1:
             arguments["distributed_executor_backend"] = _ONE_PROCESS_ON_CPU
     return arguments | dict(settings.arguments)

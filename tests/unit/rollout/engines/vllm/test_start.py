@@ -3,17 +3,18 @@
 from dataclasses import replace
 
 import pytest
+from transformers import AutoModelForCausalLM, Qwen3_5Config
 from vllm import AsyncEngineArgs
 from vllm.triton_utils import HAS_TRITON
 
-from tests.fixtures.families import family
+from tests.fixtures.families import HYBRIDS, family
 from tests.unit.rollout.engines.vllm.tiny_vllm import save_settings
-from vcpo.api.workloads import Model, Precision, RolloutGroup
+from vcpo.api.workloads import KvCache, Model, Precision, RolloutGroup
 from vcpo_rollout.engines.vllm.start import (
     VllmSettings,
     engine_arguments,
+    for_model,
     start_llm,
-    with_table_length,
 )
 
 
@@ -41,7 +42,7 @@ def test_the_users_arguments_reach_vllm(tmp_path):
 )
 def test_vllm_is_given_the_length_of_a_rotary_table_that_has_one(tmp_path, kind, given, length):
     settings = save_settings(tmp_path, max_model_len=given)
-    assert with_table_length(settings, family(kind)).group.max_model_len == length
+    assert for_model(settings, family(kind)).group.max_model_len == length
 
 
 SETTINGS = VllmSettings(
@@ -49,6 +50,34 @@ SETTINGS = VllmSettings(
     group=RolloutGroup(name="vllm", precision=Precision.BFLOAT16),
     seed=7,
 )
+
+
+def test_vllm_runs_the_class_that_is_trained_whatever_the_configuration_names():
+    text = family("qwen3_5_text").config
+    wrapper = Qwen3_5Config(text_config=text.to_dict(), architectures=["Qwen3_5ForConditional"])
+    trained = AutoModelForCausalLM.from_config(wrapper)
+    given = engine_arguments(for_model(SETTINGS, trained), on_cpu=False)
+    assert given["hf_overrides"] == {"architectures": ["Qwen3_5ForCausalLM"]}
+    AsyncEngineArgs(**given)
+    trained.config.architectures = ["Qwen3_5ForCausalLM"]
+    assert "hf_overrides" not in engine_arguments(for_model(SETTINGS, trained), on_cpu=False)
+
+
+@pytest.mark.parametrize(
+    ("kind", "caching"), [("llama", None), *dict.fromkeys(HYBRIDS, False).items()]
+)
+def test_where_prompts_are_read_whole_prefixes_of_recurrent_layers_are_not_cached(kind, caching):
+    settings = for_model(SETTINGS, family(kind))
+    assert engine_arguments(settings, on_cpu=True).get("enable_prefix_caching") is caching
+    assert "enable_prefix_caching" not in engine_arguments(settings, on_cpu=False)
+
+
+def test_recurrent_states_do_not_outlive_their_version():
+    group = SETTINGS.group.model_copy(update={"kv_cache": KvCache.KEEP})
+    settings = replace(SETTINGS, group=group)
+    assert for_model(settings, family("llama")).group.kv_cache is KvCache.KEEP
+    with pytest.raises(ValueError, match=r"^spec\.rollouts\[\]\.kvCache: keep, .*; use recompute"):
+        for_model(settings, family("lfm2"))
 
 
 def test_a_run_that_replays_routes_asks_vllm_for_them():
