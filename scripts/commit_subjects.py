@@ -33,8 +33,8 @@ def main() -> int:
         name, _, subject = line.partition("\t")
         if (length := len(subject)) > LONGEST_CHARACTERS:
             status = 1
-            cure = f"{LONGEST_CHARACTERS} fit; say what changed, and why in the body"
-            sys.stderr.write(f"{name}: a subject of {length} characters, and {cure}: {subject}\n")
+            fix = f"{LONGEST_CHARACTERS} fit; say what changed, and why in the body"
+            sys.stderr.write(f"{name}: a subject of {length} characters, and {fix}: {subject}\n")
     return status
 
 

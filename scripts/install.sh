@@ -66,4 +66,4 @@ elif ! .venv/bin/python -c 'import sys, torch; sys.exit(torch.version.cuda is No
         "PIP_INDEX_URL, PIP_EXTRA_INDEX_URL and PIP_FIND_LINKS, remove .venv, and make setup again." >&2
     exit 1
 fi
-echo "Installed for $device: .venv/bin/vcpo"
+echo "Installed for $device. Now: . .venv/bin/activate"

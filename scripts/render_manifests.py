@@ -139,9 +139,9 @@ def main() -> int:
         if not arguments.check:
             for path, text in drifted.items():
                 path.write_text(text)
-    cure = "is stale. Fix: python scripts/render_manifests.py"
+    fix = "is stale. Fix: python scripts/render_manifests.py"
     for path in stale:
-        sys.stderr.write(f"{path.relative_to(ROOT)} {cure if arguments.check else 'written'}\n")
+        sys.stderr.write(f"{path.relative_to(ROOT)} {fix if arguments.check else 'written'}\n")
     return 1 if stale and arguments.check else 0
 
 

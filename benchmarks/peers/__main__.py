@@ -42,8 +42,8 @@ def main() -> None:
     training = TRAININGS[options.model]
     num_steps = training.steps if options.steps is None else options.steps
     if not training.model.is_dir():
-        cure = f"python -m examples.models.make_model {options.model}"
-        parser.error(f"--model: {training.model} is not there; make it: {cure}")
+        fix = f"python -m examples.models.make_model {options.model}"
+        parser.error(f"--model: {training.model} is not there; make it: {fix}")
     if num_steps < WINDOW:
         parser.error(f"--steps: at least {WINDOW}, over which a reward is a mean; got {num_steps}")
     os.environ.update(_ENVIRONMENT)

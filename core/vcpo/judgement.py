@@ -85,9 +85,9 @@ def judgements(run: Evidence) -> tuple[Judgement, ...]:
     found = []
     for name, grade, find, todo in _TABLE:
         if why := find(run):
-            cure = todo if isinstance(todo, str) else todo(run)
+            fix = todo if isinstance(todo, str) else todo(run)
             sentence = f"{why[:1].upper()}{why[1:].rstrip('.')}."
-            found.append(Judgement(name=name, grade=grade, why=sentence, todo=cure))
+            found.append(Judgement(name=name, grade=grade, why=sentence, todo=fix))
     well = Judgement(name="well", grade=Grade.GOOD, why="The run trains as it should.")
     return tuple(found) or (well,)
 
@@ -227,11 +227,11 @@ def no_update_notice(num_skipped: int, reason: str, *, is_all: bool = False) -> 
     """
     if num_skipped < NOTICE_AFTER_STEPS and not is_all:
         return ""
-    cause, cure = _SKIPS.get(reason, (reason, ""))
+    cause, fix = _SKIPS.get(reason, (reason, ""))
     what = f"The last {num_skipped} steps made no update"
     if is_all:
         what = f"No step made an update ({num_skipped} of {num_skipped} were skipped)"
-    return f"{what}: {cause}.{cure and f' Fix: {cure}.'}"
+    return f"{what}: {cause}.{fix and f' Fix: {fix}.'}"
 
 
 def unmoved(signals: RunSignals, total_steps: int) -> str:

@@ -99,11 +99,11 @@ def _settings(options: Options, path: Path, manifest: CheckpointManifest) -> tup
     else:
         name, settings = path.name, Model.model_validate(manifest.spec["model"])
         if settings.trust_remote_code and not options.trust_remote_code:
-            cure = "read it, and give --trust-remote-code"
-            raise StartError(f"{path}: asks to run Python code of its model; {cure}")
+            fix = "read it, and give --trust-remote-code"
+            raise StartError(f"{path}: asks to run Python code of its model; {fix}")
         if options.model is None and not Path(settings.name).is_dir():
-            cure = "give --model, the directory, name on the hub or URL of that model"
-            raise StartError(f"{path}: {settings.name!r} is no directory here; {cure}")
+            fix = "give --model, the directory, name on the hub or URL of that model"
+            raise StartError(f"{path}: {settings.name!r} is no directory here; {fix}")
     if options.model is not None:
         given |= {"name": options.model, "revision": None}
     if options.trust_remote_code:

@@ -31,7 +31,7 @@ from vcpo_learner.per_sample_gradients.weighted_sum import WeightedSum
 class VCPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL publishes no types
     """`GRPOTrainer` with the advantages and rates of `vcpo2`; its arguments are the same.
 
-    What shapes GRPO's loss has no effect: `loss_type`, `epsilon`, `scale_rewards` and the like.
+    Options that shape GRPO's loss are ignored: `loss_type`, `epsilon`, `scale_rewards`, ...
 
     Raises: ValueError naming an argument that the method has no place for.
     """

@@ -212,7 +212,7 @@ class _Calls:
         settings, self.environment = run.spec.environment, environment
         own = environment.environment if isinstance(environment, JudgedEnvironment) else environment
         self.own, self.owner, self.field = own, f"{type(own).__name__}.", "environment.name"
-        self.cure = "the class" if ":" in settings.name else "environment.parameters"
+        self.fix = "the class" if ":" in settings.name else "environment.parameters"
         self.most_reward = settings.max_absolute_reward
         self.allowed_s = run.spec.environment_timeout_s
         self.waited_s = min(call_s, self.allowed_s)
@@ -242,7 +242,7 @@ class _Calls:
         name, method = "reward(prompt, response)", self.environment.reward
         if isinstance(self.environment, JudgedEnvironment):
             name, self.owner = "a function", ""
-            self.field, self.cure = "environment.rewards", "the function"
+            self.field, self.fix = "environment.rewards", "the function"
         judge: Callable[[], object] = partial(method, prompt, RESPONSE)
         if isinstance(self.environment, MultiTurnEnvironment):
             conversation = await self._first_turn(self.environment, prompt)
@@ -300,7 +300,7 @@ class _Calls:
         self._blame(f"{self.owner}{what}")
 
     def _blame(self, what: str) -> NoReturn:
-        raise StartError(f"{self.field}: {what}; correct {self.cure}")
+        raise StartError(f"{self.field}: {what}; correct {self.fix}")
 
     def _refuse_slow(self, name: str, where: str) -> NoReturn:
         allowed = f"{self.allowed_s:g} s (half of lease.timeoutSeconds)"

@@ -99,7 +99,7 @@ def main() -> int:
         lack = "has no digest, so a build takes what the tag names that day"
         sys.stderr.write(f"warning: {path.relative_to(ROOT)}: {tag} {lack}\n")
     if missing:
-        sys.stderr.write("Cure, where a registry answers: make digests\n")
+        sys.stderr.write("Fix, where a registry answers: make digests\n")
     return 1 if missing and arguments.release else 0
 
 

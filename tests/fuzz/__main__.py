@@ -1,7 +1,7 @@
 """`make fuzz`: every target in turn with new inputs, for some minutes; the last line is JSON.
 
-An input that fails is made small and written to the corpus, where `make test` finds it. Cure the
-fault, and commit the input with the cure.
+An input that fails is made small and written to the corpus, where `make test` finds it. Fix the
+fault, and commit the input with the fix.
 """
 
 from __future__ import annotations

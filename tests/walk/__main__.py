@@ -1,6 +1,6 @@
 """Make the mistakes of a first day with the installed command: `python -m tests.walk [--json]`.
 
-Each must end in a sentence that names field, value and cure, with its exit status, in a minute, and
+Each must end in a sentence that names field, value and fix, with its exit status, in a minute, and
 leave nothing behind. Arguments choose mistakes by words of their names. It takes some minutes.
 """
 

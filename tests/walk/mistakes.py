@@ -44,7 +44,7 @@ class Mistake:
 
     name: str
     says: tuple[str, ...]
-    """Field, value and cure: each stands in what the command prints."""
+    """Field, value and fix: each stands in what the command prints."""
     command: tuple[str, ...] = _VALIDATE
     """Arguments of `vcpo`; `{port}` is one on which somebody listens."""
     sets: tuple[str, ...] = ()

@@ -40,8 +40,8 @@ def _require_place(node: object, key: str | int, above: Sequence[str | int]) -> 
             raise ValueError(f"{name} has {count} items in the file, so there is no item {key}")
     elif not isinstance(node, dict):
         item = f"{name}[{key}]" if key.isdigit() else f"{name}[0].{key}"
-        cure = f"; name an item, such as {item}" if isinstance(node, list) else ""
-        raise ValueError(f"{name} is no section in the file, so it has no {key}{cure}")  # noqa: TRY004 - of a text that the user gave
+        fix = f"; name an item, such as {item}" if isinstance(node, list) else ""
+        raise ValueError(f"{name} is no section in the file, so it has no {key}{fix}")  # noqa: TRY004 - of a text that the user gave
 
 
 def split_change(text: str) -> tuple[str, str]:

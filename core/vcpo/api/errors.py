@@ -18,7 +18,7 @@ from pydantic import ValidationError
 FILE: Final = "(file)"
 """Path of a problem of the whole file."""
 _MAX_SHOWN_VALUE = 80
-CURES = {
+FIXES = {
     "extra_forbidden": "unknown field; remove it or correct its spelling",
     "missing": "required field is missing",
     **dict.fromkeys(("list_type", "tuple_type"), "must be a list"),
@@ -30,10 +30,10 @@ _TRUNCATED = (
     " so a token may have no probability at all under the learner's; remove it, or lower"
     " `temperature`"
 )
-_CURES_OF_FIELDS = {
+_FIXES_OF_FIELDS = {
     f"spec.sampling.{name}": _TRUNCATED for name in ("topP", "topK", "minP", "top_p", "top_k")
 }
-"""Cures for fields that other systems have, by path."""
+"""Fixes for fields that other systems have, by path."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +90,7 @@ def _problem(details: dict[str, Any]) -> FieldProblem:
     if len(value) > _MAX_SHOWN_VALUE:
         value = value[: _MAX_SHOWN_VALUE - 3] + "..."
     path = field_path(details["loc"])
-    message = _CURES_OF_FIELDS.get(path) or CURES.get(details["type"], details["msg"])
+    message = _FIXES_OF_FIELDS.get(path) or FIXES.get(details["type"], details["msg"])
     if details["type"] in {"enum", "literal_error"}:
         choices = re.findall("'([^']*)'", details["ctx"]["expected"])
         message = f"must be one of {', '.join(choices)}"

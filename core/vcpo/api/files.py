@@ -19,7 +19,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from vcpo.api.changes import change_field, split_change
-from vcpo.api.errors import CURES, FILE, FieldProblem, SpecError, problems_of
+from vcpo.api.errors import FILE, FIXES, FieldProblem, SpecError, problems_of
 from vcpo.api.meant import meant
 from vcpo.api.run import VCPORun
 
@@ -82,7 +82,7 @@ def _validate_document(document: dict[Any, Any], model: type[_Document], source:
 
 
 def _with_meant_field(problem: FieldProblem) -> FieldProblem:
-    if problem.message != CURES["extra_forbidden"] or not (field := meant(problem.path)):
+    if problem.message != FIXES["extra_forbidden"] or not (field := meant(problem.path)):
         return problem
     return replace(problem, message=f"unknown field; did you mean {field}?")
 

@@ -412,8 +412,8 @@ class RolloutGroup(Section):
         ]
         owned = _OWNED_ARGUMENTS if self.engine_name == EngineName.VLLM else {}
         for name, value in self.engine_arguments.items():
-            if (cure := owned.get(name)) is not None:
-                conflicts.append(conflict("engineArguments", name, value=value, message=cure))
+            if (fix := owned.get(name)) is not None:
+                conflicts.append(conflict("engineArguments", name, value=value, message=fix))
         refuse(conflicts)
         return self
 

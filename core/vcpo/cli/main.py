@@ -84,7 +84,9 @@ second Ctrl-C stops it at once.
 
 
 @app.callback(invoke_without_command=True)
-def _options(version: Annotated[bool, typer.Option("--version", help="Print it.")] = False) -> None:
+def _options(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
     if version:
         say(f"vcpo {vcpo.__version__}")
 
@@ -231,8 +233,8 @@ def _directory(loaded: VCPORun, path: Path | None, *, resume: bool) -> RunDir:
             " run` printed as --run-dir, or leave out both options to start a new run"
         )
     if directory.is_used and not resume:
-        cure = "add --resume, or give" if can_resume else "give"
-        fail(f"--run-dir: {path} already has a run; {cure} another directory")
+        fix = "add --resume, or give" if can_resume else "give"
+        fail(f"--run-dir: {path} already has a run; {fix} another directory")
     if can_resume:
         _check_continues(loaded, directory)
     return directory

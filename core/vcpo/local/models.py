@@ -77,8 +77,8 @@ def hub_problems(run: VCPORun) -> Iterator[FieldProblem]:
     try:
         _ask_hub()
     except OSError as error:
-        cure = "make it reachable (or set HF_ENDPOINT), or give a model directory"
-        message = f"is not in the Hugging Face cache, and the hub does not answer ({error}); {cure}"
+        fix = "make it reachable (or set HF_ENDPOINT), or give a model directory"
+        message = f"is not in the Hugging Face cache, and the hub does not answer ({error}); {fix}"
         yield FieldProblem(path=_NAME, value=repr(model.name), message=message)
 
 

@@ -51,7 +51,7 @@ def check_installed(modules: Sequence[str]) -> None:
     missing = [name for name in modules if importlib.util.find_spec(name) is None]
     if missing:
         raise MissingPackagesError(
-            f"not installed here: {', '.join(missing)}. Cure: pip install 'vcpo[local]'"
+            f"not installed here: {', '.join(missing)}. Fix: pip install 'vcpo[local]'"
         )
 
 

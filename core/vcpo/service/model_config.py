@@ -146,17 +146,17 @@ def _quantization_problem(config: Mapping[str, Any]) -> str | None:
         return None
     by_bits = "bitsandbytes" if {"load_in_4bit", "load_in_8bit"} & set(found) else "unknown method"
     method = str(found.get("quant_method") or found.get("quant_algo") or by_bits)
-    cure = "give the checkpoint that it was made from"
+    fix = "give the checkpoint that it was made from"
     if (undoing := _DEQUANTIZING.get(method)) is not None:
-        cure += (
+        fix += (
             ", or write one in bfloat16 with transformers: from_pretrained(name,"
             f" quantization_config={undoing}(dequantize=True), dtype='bfloat16'), then"
             " save_pretrained"
         )
     elif method == "bitsandbytes":
-        cure += ", or write one with transformers: from_pretrained(name).dequantize()"
+        fix += ", or write one with transformers: from_pretrained(name).dequantize()"
     return (
-        f"is a quantized checkpoint ({method}), whose weights no optimizer can change; {cure};"
+        f"is a quantized checkpoint ({method}), whose weights no optimizer can change; {fix};"
         " `rollouts[].quantization` quantizes for generation"
     )
 

@@ -29,18 +29,18 @@ def import_from_run_folder(run: VCPORun) -> None:
 
 
 def beside_or_in(image: str) -> str:
-    """Return the cure for a user's module that is not found; `image` is that of a cluster."""
+    """Return the fix for a user's module that is not found; `image` is that of a cluster."""
     return (
         f"put its module beside the run's file, or install it (in a cluster, in the {image}"
         " image), and check the spelling"
     )
 
 
-def import_named(path: str, *, field: str, cure: str, name: str | None = None) -> Any:
+def import_named(path: str, *, field: str, fix: str, name: str | None = None) -> Any:
     """Import what `package.module:Name` names.
 
     field: the field of the run, for errors.
-    cure: what to do if it cannot be imported.
+    fix: what to do if it cannot be imported.
     name: what the user wrote, if it is not the path.
     """
     module_name, _, own_name = path.partition(":")
@@ -48,8 +48,7 @@ def import_named(path: str, *, field: str, cure: str, name: str | None = None) -
         return getattr(import_module(module_name), own_name)
     except (Exception, SystemExit) as error:  # an import runs user code, which may raise anything
         raise ValueError(
-            f"{field}: {name or path!r} cannot be imported ({type(error).__name__}: {error});"
-            f" {cure}"
+            f"{field}: {name or path!r} cannot be imported ({type(error).__name__}: {error}); {fix}"
         ) from error
 
 

@@ -79,8 +79,8 @@ def open_sink(settings: SinkSettings, tracked: TrackedRun) -> Sink:
 
 def _find(settings: SinkSettings, field: str) -> type:
     name = settings.name
-    path, cure = _SHIPPED.get(name, name), beside_or_in("learner")
-    found = import_named(path, field=field, cure=cure, name=name)
+    path, fix = _SHIPPED.get(name, name), beside_or_in("learner")
+    found = import_named(path, field=field, fix=fix, name=name)
     sink_class = require_class(found, field=field, name=name, what="a sink", methods=_METHODS)
     require_arguments(
         sink_class,

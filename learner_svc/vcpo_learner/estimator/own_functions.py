@@ -129,7 +129,7 @@ def _coefficients(found: object, path: str, record: BatchRecord) -> TokenCoeffic
 
 def _function(path: str, field: str) -> Callable[..., Any]:
     try:
-        found = import_named(path, field=field, cure=beside_or_in("learner"))
+        found = import_named(path, field=field, fix=beside_or_in("learner"))
     except ValueError as error:
         raise OwnFunctionError(str(error)) from error
     if not callable(found) or isinstance(found, type):

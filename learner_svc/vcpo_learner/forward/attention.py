@@ -46,7 +46,7 @@ def select_attention(model: nn.Module, attention: Attention, *, packs: bool) -> 
 
     model: one of transformers' models, or a module around one; any other stays as it is.
     packs: whether rows hold several trajectories, which only `varlen` keeps apart.
-    Raises: StartError, naming the field and the cure, if the model cannot.
+    Raises: StartError, naming the field and the fix, if the model cannot.
     """
     policy = next((each for each in model.modules() if isinstance(each, PreTrainedModel)), None)
     refusal = "it is no model of transformers" if policy is None else _refusal(policy)

@@ -52,12 +52,10 @@ def require_kept_apart(network: PolicyNetwork, *, packs: bool, is_half: bool = F
         (alone,) = _logprobs(network, [row])
         nats, size = (_root_mean_square(each[-_COMPARED:]) for each in (found - alone, alone))
         if not is_rounding(nats, size, is_half=is_half):
-            field, cure = (
-                ("batch.rowLayout", "padded") if packs else ("model.name", "another model")
-            )
+            field, fix = ("batch.rowLayout", "padded") if packs else ("model.name", "another model")
             raise StartError(
                 f"spec.{field}: {name} gives a trajectory of {len(row)} tokens other"
-                f" log-probabilities beside others than alone (by {nats:.2g} nats); use {cure}"
+                f" log-probabilities in a batch than alone (by {nats:.2g} nats); use {fix}"
             )
 
 

@@ -20,7 +20,7 @@ from vcpo_learner.forward.token_batch import TokenBatch
 def require_replayable(network: PolicyNetwork) -> None:
     """Check that each router of a model chooses what it is given.
 
-    Raises: StartError, naming the field and the cure.
+    Raises: StartError, naming the field and the fix.
     """
     layout, name = router_layout(network.model), type(network.model).__name__
     field = "spec.algorithm.routerReplay: true, but"

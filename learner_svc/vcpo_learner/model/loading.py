@@ -41,7 +41,7 @@ UNLOADABLE: Final = (OSError, ValueError, SafetensorError, StrictDataclassError)
 
 
 class ModelLoadError(StartError):
-    """A model cannot be loaded; the message names the field, the value and the cure."""
+    """A model cannot be loaded; the message names the field, the value and the fix."""
 
     def __init__(self, name: str, cause: Exception) -> None:
         super().__init__(load_problem(name, cause))

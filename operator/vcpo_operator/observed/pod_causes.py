@@ -1,4 +1,4 @@
-"""The cause to cure first, out of all that Kubernetes reports about a pod. Pure.
+"""The cause to fix first, out of all that Kubernetes reports about a pod. Pure.
 
 Reasons between which the kubelet alternates count as one cause. `ErrImagePull` is an attempt and
 `ImagePullBackOff` the wait before the next one; without this the run's conditions would flicker.
@@ -27,7 +27,7 @@ _WAITING: Final[Mapping[str, str]] = {
 }
 _UNWRITABLE: Final = re.compile(r"Permission denied: '/var/(lib|cache)/vcpo")
 """What a process says that may not write its volume."""
-_UNWRITABLE_CURE: Final = (
+_UNWRITABLE_FIX: Final = (
     "The volume's driver does not give it to the pods' group (fsGroup), as many shared file systems"
     " do not: let the volume's folder belong to user and group 65532"
 )
@@ -166,7 +166,7 @@ def _container_cause(pod: str, status: Mapping[str, Any]) -> Cause | None:
 def _exit_message(ended: Mapping[str, Any]) -> str:
     code, cause = ended.get("exitCode", "unknown"), " ".join(_told(ended).split())
     if _UNWRITABLE.search(cause):
-        cause = f"{cause.rstrip('.')}. {_UNWRITABLE_CURE}"
+        cause = f"{cause.rstrip('.')}. {_UNWRITABLE_FIX}"
     return f"ended with exit code {code}: {cause}" if cause else f"ended with exit code {code}"
 
 

@@ -165,9 +165,9 @@ def silence_cause(error: grpc.aio.AioRpcError | ValueError) -> Cause:
     if isinstance(error, ValueError):
         return Cause(reason="SignalsInvalid", message=f"{told}: its image is of another version")
     if error.code() is grpc.StatusCode.UNAUTHENTICATED:
-        cure = "its pod is older than the Secret of keys: suspend and resume the run"
-        return Cause(reason="KeyRefused", message=f"{told}: {cure}")
+        fix = "its pod is older than the Secret of keys: suspend and resume the run"
+        return Cause(reason="KeyRefused", message=f"{told}: {fix}")
     if error.code() in {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED}:
-        cure = "network policies of the run's and the operator's namespace must allow port 7600"
-        return Cause(reason="Unreachable", message=f"{told}: {cure}")
+        fix = "network policies of the run's and the operator's namespace must allow port 7600"
+        return Cause(reason="Unreachable", message=f"{told}: {fix}")
     return Cause(reason="CallFailed", message=told)

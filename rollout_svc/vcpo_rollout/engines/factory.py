@@ -28,7 +28,7 @@ _SHIPPED: Final[Mapping[str, str]] = MappingProxyType(
         EngineName.VLLM: "vcpo_rollout.engines.vllm.engine:VllmEngine",
     }
 )
-_CURE_OF_VLLM: Final = "pip install 'vcpo[rollout]' with a GPU; without one, engine: hf"
+_FIX_OF_VLLM: Final = "pip install 'vcpo[rollout]' with a GPU; without one, engine: hf"
 _METHODS: Final = ("load", "generate", "swap_weights", "close")
 """The methods that an engine's class must have."""
 _PROPERTIES: Final = ("policy_version", "context_tokens", "end_token_ids", "stop_strings")
@@ -127,11 +127,11 @@ def _lacking(loaded: object) -> list[str]:
 def find_engine(spec: VCPORunSpec, group: RolloutGroup) -> EngineClass:
     """Import the class of a group's engine, and check its methods and its arguments' names."""
     field, name = _field(spec, group), group.engine_name
-    cure = beside_or_in("rollout")
+    fix = beside_or_in("rollout")
     if name == EngineName.VLLM:
-        cure = _CURE_OF_VLLM
+        fix = _FIX_OF_VLLM
         _configure_logging_of_vllm()
-    found = import_named(_SHIPPED.get(name, name), field=field, cure=cure, name=name)
+    found = import_named(_SHIPPED.get(name, name), field=field, fix=fix, name=name)
     engine_class = require_class(found, field=field, name=name, what="an engine", methods=_METHODS)
     if inspect.ismethod(load := getattr(engine_class, "load", None)):
         require_arguments(

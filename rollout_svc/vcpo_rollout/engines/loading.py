@@ -127,8 +127,8 @@ def load_end_token_ids(
     others = configured if isinstance(configured, list) else [configured]
     end_token_ids = {tokenizer.eos_token_id, *others, *turn_end_ids} - {None}
     if not end_token_ids:
-        cure = "set eos_token in its tokenizer_config.json"
-        raise ValueError(f"spec.model.name: {name!r} names no end token, so nothing ends; {cure}")
+        fix = "set eos_token in its tokenizer_config.json"
+        raise ValueError(f"spec.model.name: {name!r} names no end token, so nothing ends; {fix}")
     return frozenset(end_token_ids)
 
 
@@ -141,9 +141,9 @@ def place_model(model: PreTrainedModel, device: torch.device, dtype: torch.dtype
             parameter.requires_grad_(False)
             parameter.data = parameter.data.to(device, dtype)
     except torch.OutOfMemoryError as error:
-        cure = "set a smaller spec.rollouts[].maxReplicas, or spec.rollouts[].precision: bfloat16"
+        fix = "set a smaller spec.rollouts[].maxReplicas, or spec.rollouts[].precision: bfloat16"
         full = f"{model.name_or_path!r} does not fit on a worker's GPU ({error!s:.120}...)"
-        raise ValueError(f"spec.model.name: {full}; {cure}") from error
+        raise ValueError(f"spec.model.name: {full}; {fix}") from error
 
 
 def _check_config(name: str, revision: str | None, *, trust_remote_code: bool) -> None:

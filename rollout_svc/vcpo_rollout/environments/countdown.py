@@ -158,6 +158,6 @@ _APPLY: Final[Mapping[str, Callable[[int, int], int | None]]] = {
 
 def _parse_operators(value: object) -> str:
     if not isinstance(value, str) or not value or not set(value) <= set(_APPLY):
-        cure = "is not a choice of operators; write some of + - * / as one text, such as '+-*'"
-        raise ValueError(f"environment.parameters.operators: {value!r} {cure}")
+        fix = "is not a choice of operators; write some of + - * / as one text, such as '+-*'"
+        raise ValueError(f"environment.parameters.operators: {value!r} {fix}")
     return value

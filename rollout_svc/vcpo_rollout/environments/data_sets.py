@@ -22,9 +22,9 @@ _NAMES: Final = {str: "text", int: "number", list: "list of messages"}
 _EXACT: Final = 2**53
 """Up to here a float is exactly one integer."""
 _FIELD: Final = "environment.parameters.path"
-_FILES_CURE: Final = "give whole files in UTF-8, each with a row at least"
+_FILES_FIX: Final = "give whole files in UTF-8, each with a row at least"
 _FORM: Final = "write one JSON object per line, in UTF-8"
-_HUB_CURE: Final = "give the path of a local copy, or let the workers reach the hub"
+_HUB_FIX: Final = "give the path of a local copy, or let the workers reach the hub"
 _LOGGER: Final = logging.getLogger(__name__)
 
 
@@ -37,7 +37,7 @@ class DataSet:
     columns: tuple[str, ...]
     """The question, and the text that ends in the answer; as `column_of` reads them."""
     kinds: tuple[tuple[type, ...], ...] = ((str,), (str,))
-    cure: str = ""
+    fix: str = ""
     """Which parameters choose the columns."""
 
 
@@ -162,8 +162,8 @@ def _prompts(
                 continue
             wanted = " or ".join(_NAMES[kind] for kind in kinds if kind in _NAMES)
             found = f"it is {value!r:.80}; the columns are {', '.join(map(repr, row)) or 'none'}"
-            cure = f"the task reads the columns {', '.join(columns)}{data_set.cure}"
-            raise ValueError(f"{where} has no {wanted} in column {column!r} ({found}); {cure}")
+            fix = f"the task reads the columns {', '.join(columns)}{data_set.fix}"
+            raise ValueError(f"{where} has no {wanted} in column {column!r} ({found}); {fix}")
         try:
             prompt = make_prompt(row)
         except ValueError as error:
@@ -180,19 +180,19 @@ def _prompts(
 def _read(data_set: DataSet, path: str | None) -> Mapping[str, Iterable[Row]]:
     if path is None:
         return _from_library(
-            data_set.hub_name, _HUB_CURE, path=data_set.hub_name, name=data_set.hub_config
+            data_set.hub_name, _HUB_FIX, path=data_set.hub_name, name=data_set.hub_config
         )
     place = Path(path)
     if not place.exists():
-        cure = "give a .jsonl or .parquet file or a folder that the workers can read"
+        fix = "give a .jsonl or .parquet file or a folder that the workers can read"
         here = f"working directory: {Path.cwd()}"
-        raise ValueError(f"{_FIELD}: {path!r} does not exist ({here}); {cure}")
+        raise ValueError(f"{_FIELD}: {path!r} does not exist ({here}); {fix}")
     if place.is_dir():
-        return _from_library(path, _FILES_CURE, path=path)
+        return _from_library(path, _FILES_FIX, path=path)
     if place.suffix == ".jsonl":
         return {"train": _json_lines(place)}
     if place.suffix == ".parquet":
-        return _from_library(path, _FILES_CURE, path="parquet", data_files=path)
+        return _from_library(path, _FILES_FIX, path="parquet", data_files=path)
     raise ValueError(f"{_FIELD}: {path!r} is neither .jsonl nor .parquet nor a folder; {_FORM}")
 
 
@@ -215,8 +215,8 @@ def _json_lines(path: Path) -> list[Row]:
     return rows
 
 
-def _from_library(source: str, cure: str, **arguments: str | None) -> Mapping[str, Iterable[Row]]:
-    """Return what `datasets` loads; `source` and `cure` are for errors."""
+def _from_library(source: str, fix: str, **arguments: str | None) -> Mapping[str, Iterable[Row]]:
+    """Return what `datasets` loads; `source` and `fix` are for errors."""
     # Imported on demand: the import takes a second, and a .jsonl file does not need it.
     try:
         from datasets import load_dataset
@@ -230,5 +230,5 @@ def _from_library(source: str, cure: str, **arguments: str | None) -> Mapping[st
     except Exception as error:  # errors of the hub's client, of pyarrow, of a script
         why = error.__cause__ or error
         cause = f"{type(why).__name__}: {why}"
-        raise ValueError(f"{_FIELD}: {source!r} cannot be loaded ({cause}); {cure}") from error
+        raise ValueError(f"{_FIELD}: {source!r} cannot be loaded ({cause}); {fix}") from error
     return found

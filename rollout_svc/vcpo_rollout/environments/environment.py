@@ -135,7 +135,7 @@ def _environment_class(name: str) -> type:
         known = f"{', '.join(sorted(BUILT_IN))}, or package.module:Class for your own"
         raise ValueError(f"environment.name: {name!r} is unknown; use one of {known}")
     field = "environment.name"
-    found = import_named(implementation, field=field, cure=beside_or_in("rollout"), name=name)
+    found = import_named(implementation, field=field, fix=beside_or_in("rollout"), name=name)
     return require_class(
         found, field=field, name=name, what="an environment", methods=("prompt", "reward")
     )

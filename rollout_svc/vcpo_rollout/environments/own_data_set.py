@@ -53,7 +53,7 @@ class OwnDataSet:
             hub_config=config,
             columns=(prompt,) if answer is None else (prompt, answer),
             kinds=((str, int, float, list), (str, int, float)),
-            cure=" (parameters `prompt` and `answer`)",
+            fix=" (parameters `prompt` and `answer`)",
         )
         self._questions = load_questions(
             data_set, path, self._make_prompt, seed=seed, num_apart=num_examples

@@ -35,14 +35,14 @@ def parse_span(field: str, value: object, *, lowest: int, highest: int) -> tuple
         raise ValueError(f"environment.parameters.{field}: {value!r} is {wanted}")
     smallest, largest = (parse_integer(field, end, lowest=lowest, highest=highest) for end in ends)
     if smallest > largest:
-        cure = "put the smaller number of the pair first"
-        raise ValueError(f"environment.parameters.{field}: {value!r} is empty; {cure}")
+        fix = "put the smaller number of the pair first"
+        raise ValueError(f"environment.parameters.{field}: {value!r} is empty; {fix}")
     return smallest, largest
 
 
 def parse_path(value: object) -> str | None:
     """Return the path of a data set, or None."""
     if value is not None and (not isinstance(value, str) or not value):
-        cure = "give a file or folder, or remove it to load from the hub"
-        raise ValueError(f"environment.parameters.path: {value!r} is not a path; {cure}")
+        fix = "give a file or folder, or remove it to load from the hub"
+        raise ValueError(f"environment.parameters.path: {value!r} is not a path; {fix}")
     return value

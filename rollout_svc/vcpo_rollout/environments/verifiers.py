@@ -55,16 +55,16 @@ def _load(taskset: str, config: Any, max_tasks: int) -> list[Any]:
     try:
         from verifiers.v1.utils.loaders import load_taskset, taskset_config_type
     except ImportError as error:
-        cure = "install it in the rollout image: pip install 'vcpo[verifiers]'"
+        fix = "install it in the rollout image: pip install 'vcpo[verifiers]'"
         needed = f"'verifiers:{taskset}' needs the package verifiers ({error})"
-        raise ValueError(f"environment.name: {needed}; {cure}") from error
+        raise ValueError(f"environment.name: {needed}; {fix}") from error
     try:
         tasks = load_taskset(taskset_config_type(taskset)(id=taskset, **config))
         return list(tasks.take(max_tasks))
     except Exception as error:  # a third-party package may raise anything
         told = f"cannot be loaded ({type(error).__name__}: {error})"
-        cure = "install its package in the rollout image"
-        raise ValueError(f"environment.name: the task set {taskset!r} {told}; {cure}") from error
+        fix = "install its package in the rollout image"
+        raise ValueError(f"environment.name: the task set {taskset!r} {told}; {fix}") from error
 
 
 def _require_single_turn(taskset: str, position: int, task: Any) -> None:

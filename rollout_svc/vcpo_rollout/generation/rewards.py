@@ -97,7 +97,7 @@ def _judges(environment: Environment, rewards: Sequence[Reward]) -> Iterator[_Ju
 def _found(reward: Reward, field: str) -> tuple[Callable[..., object], Callable[..., object]]:
     """Return a function with its parameters bound, and the function itself."""
     name, parameters = reward.name, reward.parameters
-    found = import_named(name, field=f"{field}.name", cure=beside_or_in("rollout"))
+    found = import_named(name, field=f"{field}.name", fix=beside_or_in("rollout"))
     if not callable(found) or (inspect.isclass(found) and not issubclass(found, Callable)):  # type: ignore[arg-type]
         raise ValueError(
             f"{field}.name: {name!r} is neither a function nor a class with `__call__`; name one"

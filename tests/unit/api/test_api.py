@@ -1,4 +1,4 @@
-"""Every problem of a file is reported at once: the field, the value found, and the cure."""
+"""Every problem of a file is reported at once: the field, the value found, and the fix."""
 
 from __future__ import annotations
 

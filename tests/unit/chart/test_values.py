@@ -138,7 +138,7 @@ FUTILE: dict[str, tuple[Values, str]] = {
 }
 
 
-@pytest.mark.parametrize(("values", "cure"), FUTILE.values(), ids=FUTILE.keys())
-def test_values_that_cannot_work_together_are_refused_with_the_cure(values, cure):
-    with pytest.raises(helm_python.HelmRenderError, match=re.escape(cure)):
+@pytest.mark.parametrize(("values", "fix"), FUTILE.values(), ids=FUTILE.keys())
+def test_values_that_cannot_work_together_are_refused_with_the_cure(values, fix):
+    with pytest.raises(helm_python.HelmRenderError, match=re.escape(fix)):
         render_files(values)

@@ -8,7 +8,7 @@ from vcpo_rollout.environments.parameters import parse_integer
 from .runner import Sandbox, SandboxError, SandboxLimits, check_sandbox
 
 _LOGGER = logging.getLogger(__name__)
-_CURES: Final = {
+_FIXES: Final = {
     Sandbox.BUBBLEWRAP: (
         "install bubblewrap 0.7 or newer and permit user namespaces (to a pod: by a sandboxed "
         "runtimeClassName or its seccompProfile), or set `sandbox: pod` if the pod itself is the "
@@ -31,7 +31,7 @@ def parse_sandbox(value: object) -> Sandbox:
         check_sandbox(sandbox)
     except SandboxError as error:
         raise ValueError(
-            f"{field} runs no program on this system ({error}); {_CURES[sandbox]}"
+            f"{field} runs no program on this system ({error}); {_FIXES[sandbox]}"
         ) from error
     if sandbox is Sandbox.POD:
         _LOGGER.warning(

@@ -96,7 +96,7 @@ def _defaults(has_devices: bool, gpus: int, needs: ModelNeeds | None) -> dict[st
 
 
 def quantity_problems(resources: Mapping[str, Any], path: str) -> Iterator[str]:
-    """Yield what is no quantity among requests and limits, with its path and the cure."""
+    """Yield what is no quantity among requests and limits, with its path and the fix."""
     for part in ("requests", "limits"):
         for name, value in (resources.get(part) or {}).items():
             if not _QUANTITY.match(str(value)):

@@ -306,7 +306,7 @@ def require_decodable(model: PreTrainedModel, pad_token_id: int) -> None:
     say nothing, and pass.
     """
     family = model.config.model_type
-    cure = "use `engine: vllm` if it has the family, or another model"
+    fix = "use `engine: vllm` if it has the family, or another model"
     try:
         padded, cached, size = _gaps(model, pad_token_id)
     except (torch.OutOfMemoryError, torch.AcceleratorError):
@@ -314,14 +314,14 @@ def require_decodable(model: PreTrainedModel, pad_token_id: int) -> None:
     except Exception as error:  # a model's own code runs there
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise StartError(
-            f"spec.model.name: engine hf cannot decode models of family {family} ({reason}); {cure}"
+            f"spec.model.name: engine hf cannot decode models of family {family} ({reason}); {fix}"
         ) from error
     gap, is_half = max(padded, cached), model.dtype.itemsize == 2
     if math.isfinite(size) and not is_rounding(gap, size, is_half=is_half):
         raise StartError(
             f"spec.model.name: engine hf would sample wrongly from a model of family {family}: its"
             f" log-probabilities of a sequence alone differ by {padded:.2g} nats from those beside"
-            f" a longer one, and by {cached:.2g} nats from those of token after token; {cure}"
+            f" a longer one, and by {cached:.2g} nats from those of token after token; {fix}"
         )
 
 

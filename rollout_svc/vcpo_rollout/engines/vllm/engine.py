@@ -295,7 +295,7 @@ class VllmEngine:
         return num_running
 
     def _end_in_swap(self, policy_version: int, what: str) -> None:
-        cure = ""
+        fix = ""
         if self.policy_version is None:
-            cure = "; if every worker says so, vLLM cannot take this model: use `engine: hf`"
-        self._end(f"vLLM failed to load policy version {policy_version}: {what}{cure}")
+            fix = "; if every worker says so, vLLM cannot take this model: use `engine: hf`"
+        self._end(f"vLLM failed to load policy version {policy_version}: {what}{fix}")

@@ -231,17 +231,17 @@ def test_with_a_second_gpu_the_learner_has_its_own_and_workers_are_spread(num_gp
 
 
 @pytest.mark.parametrize(
-    ("num_gpus", "num_ranks", "cure"),
+    ("num_gpus", "num_ranks", "fix"),
     [
         (1, 2, "set it to 1: learner and workers then share the GPU"),
         (2, 2, "set it to at most 1"),
         (8, 8, "set it to at most 7"),
     ],
 )
-def test_too_few_gpus_for_the_ranks_are_refused_with_both_numbers(num_gpus, num_ranks, cure):
+def test_too_few_gpus_for_the_ranks_are_refused_with_both_numbers(num_gpus, num_ranks, fix):
     expected = (
         f"the learner's {num_ranks} ranks need a GPU each and the rollout workers one more, and"
-        f" this machine has {num_gpus}; {cure}"
+        f" this machine has {num_gpus}; {fix}"
     )
     with pytest.raises(TooFewGpusError) as refused:
         plan_gpus(gpus(num_gpus), max_workers=1, num_ranks=num_ranks)
