@@ -92,11 +92,7 @@ def missed(plain: pd.DataFrame) -> dict[str, int]:
     unseen = plain[plain.fell & ~plain.warned]
     is_late = unseen.lead >= -_EVALUATION_STEPS
     recovered = unseen.recovered[~is_late]
-    return {
-        "collapses": len(unseen),
-        "late": int(is_late.sum()),
-        "recovered": int(recovered.sum()),
-    }
+    return {"collapses": len(unseen), "late": int(is_late.sum()), "recovered": int(recovered.sum())}
 
 
 def by_method(plain: pd.DataFrame) -> dict[str, Any]:

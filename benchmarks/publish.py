@@ -175,8 +175,7 @@ def measure(ranks: Ranks, options: argparse.Namespace) -> dict[str, Any]:
         "host_bytes_per_shard_byte": host_bytes / learner.shard_bytes,
         "is_equal": all(
             torch.equal(
-                held[name].view(torch.int16),
-                rounded[name][begin : begin + count].view(torch.int16),
+                held[name].view(torch.int16), rounded[name][begin : begin + count].view(torch.int16)
             )
             for name, (begin, count) in rows.items()
         ),
