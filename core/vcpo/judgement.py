@@ -7,10 +7,12 @@ its records. Rows are in order of urgency: the first that holds is the run's ver
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import takewhile
 from typing import Final
 
 from vcpo.algo.health.collapse import Collapse, find_collapse, share_error
@@ -30,6 +32,8 @@ _FAILED_RATIO: Final = 0.02
 """Share of failed responses from which what is left is a biased sample."""
 _BACKOFF: Final = 0.25
 _MANY_CUT: Final = 0.5
+_HELD_SCALE: Final = 0.25
+_HELD_STEPS: Final = 32
 _NO_RECORDS: Final = Metrics(steps=(), evaluations=())
 _SMALLER: Final = "a smaller optimizer.learningRate or algorithm.maxPolicyLagSteps"
 
@@ -371,6 +375,26 @@ def _cut(run: Evidence) -> str:
     return f"{cut:.0%} of the last step's responses were cut" if cut >= _MANY_CUT else ""
 
 
+def _held_rate(run: Evidence) -> str:
+    held = [*takewhile(_is_held_low, reversed(run.metrics.steps))]
+    scale = max((step.learning_rate_scale for step in held), default=0.0)
+    means = [
+        (mean, step.reward_window_error)
+        for step in held
+        if (mean := step.reward_window_mean) is not None
+    ]
+    if run.spec.algorithm.trust_region is None or len(held) < _HELD_STEPS or not (scale and means):
+        return ""
+    (late, late_error), (early, early_error) = means[0], means[-1]
+    is_rising = late - early > 2 * math.hypot(late_error, early_error)
+    why = f"the rate is held at 1/{1 / scale:.0f} for {_steps(len(held))} while the reward rises"
+    return why if is_rising else ""
+
+
+def _is_held_low(step: StepRecord) -> bool:
+    return step.learning_rate_scale <= _HELD_SCALE and step.warning_level == WarningLevel.OK
+
+
 def _idleness(run: Evidence) -> str:
     idle_s = sum(step.idle_s for step in run.metrics.steps)
     total_s = idle_s + sum(step.step_s for step in run.metrics.steps)
@@ -467,6 +491,7 @@ _TABLE: Final[tuple[_Row, ...]] = (
     ("ess", Grade.NOTICE, _low_ess, ""),
     ("skips", Grade.NOTICE, _skips, ""),
     ("cut", Grade.NOTICE, _cut, "Raise sampling.maxNewTokens, or reward short responses."),
+    ("held rate", Grade.NOTICE, _held_rate, "Try `algorithm.method: vcpo`, and compare."),
     ("idle", Grade.NOTICE, _idleness, "More or faster workers would help."),
 )
 """Name, grade, why it holds (empty if it does not), and what to do."""

@@ -146,6 +146,32 @@ def test_the_end_of_a_run_names_the_last_of_its_failed_responses():
     assert "last: reward: ValueError: boom (rw2.py:9). Fix the cause" in outcome.message
 
 
+@pytest.mark.parametrize(
+    ("number", "method", "changes"),
+    [
+        (31, "vcpo2", {}),
+        (32, "vcpo", {}),
+        (32, "vcpo2", {"learning_rate_scale": 0.3}),
+        (32, "vcpo2", {"learning_rate_scale": 0.0}),
+        (32, "vcpo2", {"warning_level": "warn"}),
+        (32, "vcpo2", {"reward_window_error": 0.15}),
+        (32, "vcpo2", {"skipped": None}),
+    ],
+    ids=str,
+)
+def test_a_region_that_holds_the_rate_low_while_rewards_rise_is_told(number, method, changes):
+    good = {"learning_rate_scale": 1 / 7, "reward_window_error": 0.01}
+    means = [None] * 9 + [0.01 * at for at in range(number - 9)]
+    algorithm = RUN.spec.algorithm.model_copy(update={"method": method})
+    spec = RUN.spec.model_copy(update={"algorithm": algorithm})
+    steps = steps_of(*({"reward_window_mean": mean, **good, **changes} for mean in means))
+    found = [str(each) for each in judged(spec=spec, metrics=steps) if each.name == "held rate"]
+    told = (
+        "The rate is held at 1/7 for 32 steps while the reward rises. Try `algorithm.method: vcpo`"
+    )
+    assert [each.split(",")[0] for each in found] == ([told] if "skipped" in changes else [])
+
+
 def test_a_step_whose_weights_have_no_value_has_no_low_ess():
     assert [each.name for each in judged(metrics=steps_of({"ess_ratio": 0.0}))] == ["well"]
 
