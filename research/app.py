@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import json
+import shlex
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,7 +16,8 @@ from typing import Final
 from research.cells.cell import Cell, claims_cells, plane_cells, tuning_cells
 from research.cells.pool import run_cells
 from research.cells.records import CellRecord, CellStore, model_identity
-from research.report import StudyData, write_report
+from research.claims import check, facts_of
+from research.report import StudyData, report_texts, write_report
 from research.results import cell_frame, tuning
 from research.study import StudySpec, VCPOStudy, load_study, model_directory
 from vcpo.api import SpecError
@@ -116,7 +119,9 @@ def run_studies(options: Options, say: Say) -> bool:
         StartError: when the user must correct something.
     """
     with start_errors():
-        studies = [_load(file, options) for file in options.files]
+        studies = [
+            _load(file, options.output, is_report=options.report_only) for file in options.files
+        ]
     for name, times in Counter(study.name for study in studies).items():
         if times > 1:
             raise StartError(
@@ -141,17 +146,20 @@ def run_studies(options: Options, say: Say) -> bool:
     return not any(data.failures for data in reports)
 
 
-def _check(studies: Sequence[_Study], options: Options, say: Say) -> None:
-    for name, times in Counter(study.name for study in studies).items():
-        if times > 1:
-            raise StartError(
-                f"metadata.name: {name!r} is that of {times} files; rename all but one"
-            )
-    for study in studies:
-        if study.model_name is None:
-            say(f"{study.name}: its model cannot be used here; records are taken as made")
-    if options.device == "cuda" and not find_gpus():
-        raise StartError("--device: cuda, but this machine shows no GPU; use cpu")
+def check_pages(root: Path, say: Say) -> bool:
+    """Return whether README and the results page have the numbers that the records give."""
+    published = root / "research"
+    command = json.loads((published / "results.json").read_text(encoding="utf-8"))["command"]
+    files = [root / file for file in shlex.split(command)[3:-2]]
+    studies = [_load(file, published, is_report=True).report_data() for file in files]
+    texts = report_texts(studies, command)
+    numbers, problems = check(root, facts_of(json.loads(texts["results.json"])))
+    for name, text in texts.items():
+        if text != (published / name).read_text(encoding="utf-8"):
+            problems.append(f"research/{name}: of other records; run {command} --report-only")
+    for each in (*problems, json.dumps({"numbers": numbers, "differ": len(problems)})):
+        say(each)
+    return not problems
 
 
 def run_and_save(model_name: str, store: CellStore, device: str, cell: Cell) -> None:
@@ -165,7 +173,7 @@ def run_and_save(model_name: str, store: CellStore, device: str, cell: Cell) -> 
     store.save(cell, run_cell(cell, model_name, torch.device(device)))
 
 
-def _load(file: Path, options: Options) -> _Study:
+def _load(file: Path, output: Path, *, is_report: bool) -> _Study:
     document = load_study(file)
     name: str | None = None  # some models are in no repository
     identity: str | None = None
@@ -173,9 +181,9 @@ def _load(file: Path, options: Options) -> _Study:
         name = model_directory(document, file)
         identity = model_identity(name, document.spec.run.model.revision)
     except SpecError:
-        if not options.report_only:
+        if not is_report:
             raise
     # Processes of cells inherit the path; model code beside the file is imported from there.
     sys.path.insert(0, str(file.parent.resolve()))
-    folder = options.output / RECORDS_FOLDER / document.metadata.name
+    folder = output / RECORDS_FOLDER / document.metadata.name
     return _Study(document=document, model_name=name, store=CellStore(folder, model=identity))

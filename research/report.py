@@ -78,7 +78,18 @@ def write_report(studies: Sequence[StudyData], folder: Path, command: str) -> Pa
     command: what made it, as typed.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    numbers: dict[str, Any] = {"command": command, "studies": {}, "conditions": {}}
+    for name, text in report_texts(studies, command, figures=folder).items():
+        (folder / name).write_text(text, encoding="utf-8")
+    return folder / "results.md"
+
+
+def report_texts(
+    studies: Sequence[StudyData], command: str, *, figures: Path | None = None
+) -> dict[str, str]:
+    """Return the report's texts by name of the file; figures: the folder to draw into, if any."""
+    every = [each for data in studies for each in data.records]
+    numbers: dict[str, Any] = {"command": command, "cells": len(every)}
+    numbers |= {"studies": {}, "conditions": {}}
     sections, rows = [], list[Sequence[str]]()
     for data in studies:
         spec, name = data.study.spec, data.study.metadata.name
@@ -88,17 +99,13 @@ def write_report(studies: Sequence[StudyData], folder: Path, command: str) -> Pa
             numbers["conditions"][name] = _records(found)
             rows += _condition_rows(name, spec, found)
         elif (tuned := results.tuning(spec, cells)) is not None:
-            sections.append(_section(data, cells, tuned, numbers["studies"], folder))
+            sections.append(_section(data, cells, tuned, numbers["studies"], figures))
     if rows:
         sections.append(_CONDITIONS.format(table=_table(_CONDITION, rows)))
-    every = [each for data in studies for each in data.records]
     hours = sum(each.cpu_s for each in every) / 3600
     head = _HEAD.format(command=command, cells=len(every), hours=hours)
     text = json.dumps(numbers, indent=1, allow_nan=False)
-    (folder / "results.json").write_text(f"{text}\n", encoding="utf-8")
-    document = folder / "results.md"
-    document.write_text("".join([head, *sections]), encoding="utf-8")
-    return document
+    return {"results.json": f"{text}\n", "results.md": "".join([head, *sections])}
 
 
 def _section(
@@ -106,23 +113,21 @@ def _section(
     cells: pd.DataFrame,
     tuned: results.Tuning,
     numbers: dict[str, Any],
-    folder: Path,
+    figures: Path | None,
 ) -> str:
     """Draw a study's figures, add its numbers, and return its section of the document."""
     spec, run, name = data.study.spec, data.study.spec.run, data.study.metadata.name
     lags = results.by_lag(spec, cells, tuned)
     safe = results.safe_rates(spec, cells, tuned.target)
     plane = results.plane(spec, cells)
-    if not plane.empty and not lags.empty:
-        save_figures(spec, plane, lags, safe, tuned, folder / name)
+    if figures is not None and not plane.empty and not lags.empty:
+        save_figures(spec, plane, lags, safe, tuned, figures / name)
     numbers[name] = {
         "cells": len(cells),
-        "failed_cells": sorted(data.failures),
-        "told_lag": results.told_lag(spec),
-        "subject": spec.subject,
         "target": tuned.target,
         "by_lag": _records(lags),
         "safe_rates": _records(safe),
+        "plane": _records(plane.rename(columns="{:.0e}".format).reset_index()),
     }
     table, target = _table(_LAGS, _lag_rows(spec, lags, safe)), tuned.target
     place: dict[str, Any] = {"name": name, "run": run, "cells": len(cells), "subject": spec.subject}

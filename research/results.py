@@ -23,13 +23,12 @@ from research.study import StudySpec
 
 TARGET_SHARE: Final = 0.95
 """The target, as a share of the best synchronous accuracy."""
-COMMON_LAG: Final = 32
-"""The lag at which a study is told, if it has it."""
 _RESAMPLES: Final = 4000
+_MUCH: Final = 0.02
 
 
 def cell_frame(records: Iterable[CellRecord]) -> pd.DataFrame:
-    """Return a row for each cell: its place, processor time, final accuracy and median ESS."""
+    """Return a row for each cell: its place, final accuracy, median ESS and rate."""
     rows = [
         {
             "method": each.method,
@@ -41,11 +40,12 @@ def cell_frame(records: Iterable[CellRecord]) -> pd.DataFrame:
             "fell": collapse_step(each.evaluations) is not None,
             "ess": _median(each.steps.ess[each.lag :]),
             "on_policy": _median(each.steps.on_policy_ess_ratio),
+            "taken": _median((each.steps.learning_rate or ())[each.lag :]),
             "record": each,
         }
         for each in records
     ]
-    columns = "method lag rate seed cpu_s final fell ess on_policy record"
+    columns = "method lag rate seed cpu_s final fell ess on_policy taken record"
     return pd.DataFrame(rows, columns=columns.split())
 
 
@@ -87,12 +87,14 @@ def by_lag(study: StudySpec, cells: pd.DataFrame, tuned: Tuning) -> pd.DataFrame
     """Return a row for each method and lag, at the synchronous rate.
 
     Columns: final accuracy (mean, std, lowest, highest), cells and collapses with their exact
-    interval of 95 %, steps over those at lag 0 with a bootstrap interval, and what the study's
-    subject gains over the method on the same seeds, with an interval of 95 % (Student's t).
+    interval of 95 %, steps over those at lag 0 with a bootstrap interval, what the study's subject
+    gains over the method on the same seeds, and what the method loses to its own cells at lag 0,
+    with intervals of 95 % (Student's t), and on how many seeds that is more than `_MUCH`.
     """
     claimed = claimed_cells(study, cells, tuned)
     subject = claimed[claimed.method == study.subject].set_index(["lag", "seed"]).final
     subject = subject.drop(list(study.development_seeds), level="seed", errors="ignore")
+    fresh = claimed[claimed.lag == 0].set_index(["method", "seed"]).final
     steps = {
         place: [steps_to(each.evaluations, tuned.target) for each in own.record]
         for place, own in claimed.groupby(["method", "lag"])
@@ -102,7 +104,9 @@ def by_lag(study: StudySpec, cells: pd.DataFrame, tuned: Tuning) -> pd.DataFrame
         collapses = sum(has_collapsed(each.evaluations, tuned.target) for each in own.record)
         low, high = exact_interval(collapses, len(own))
         ratio = median_ratio(steps[method, lag], steps.get((method, 0), []))
-        gain = subject.xs(lag, level="lag") - own.set_index("seed").final
+        by_seed = own.set_index("seed").final
+        gain = subject.xs(lag, level="lag") - by_seed
+        lost = (fresh.get(method, by_seed * math.nan) - by_seed).dropna()
         rows.append(
             {
                 "method": method,
@@ -117,7 +121,9 @@ def by_lag(study: StudySpec, cells: pd.DataFrame, tuned: Tuning) -> pd.DataFrame
                 "collapse_low": low,
                 "collapse_high": high,
                 **dict(zip(("steps_ratio", "steps_low", "steps_high"), ratio, strict=True)),
-                **_paired(gain.dropna()),
+                **_paired("gain", gain.dropna()),
+                **_paired("lost", lost),
+                "lost_much": int((lost > _MUCH).sum()),
             }
         )
     return _in_order(study, pd.DataFrame(rows))
@@ -177,6 +183,7 @@ def conditions(study: StudySpec, cells: pd.DataFrame) -> pd.DataFrame:
         collapses=("fell", "sum"),
         ess=("ess", "median"),
         on_policy=("on_policy", "median"),
+        taken=("taken", "median"),
     )
     ends = [exact_interval(round(final * trials), trials) for final in rows.final]
     rows["low"], rows["high"] = zip(*ends, strict=True) if ends else ((), ())
@@ -187,12 +194,6 @@ def conditions(study: StudySpec, cells: pd.DataFrame) -> pd.DataFrame:
         for method, rate, lag, final in places
     ]
     return _in_order(study, rows)
-
-
-def told_lag(study: StudySpec) -> int:
-    """Return the lag at which a study is told: 32, or the largest of a study without it."""
-    lags = {*study.lags, *(study.claims.lags if study.claims else ())}
-    return COMMON_LAG if COMMON_LAG in lags else max(lags)
 
 
 def exact_interval(count: int, trials: int) -> tuple[float, float]:
@@ -222,15 +223,13 @@ def median_ratio(
     return float(np.median(above) / np.median(below)), float(low), float(high)
 
 
-def _paired(gains: pd.Series) -> dict[str, float]:
-    """Return the mean of paired differences and its interval of 95 %."""
-    pairs = len(gains)
-    if not pairs:
-        return {"gain": math.nan, "gain_low": math.nan, "gain_high": math.nan, "pairs": 0}
-    mean, reach = gains.mean(), math.nan
+def _paired(name: str, gains: pd.Series) -> dict[str, float]:
+    """Return the mean of paired differences and its interval of 95 %; NaN without enough pairs."""
+    pairs, mean, reach = len(gains), gains.mean(), math.nan
     if pairs > 1:
         reach = t.ppf(0.975, pairs - 1) * gains.std() / math.sqrt(pairs)
-    return {"gain": mean, "gain_low": mean - reach, "gain_high": mean + reach, "pairs": pairs}
+    ends = {f"{name}_low": mean - reach, f"{name}_high": mean + reach}
+    return {name: mean, **ends, f"{name}_pairs": pairs}
 
 
 def _crossing(rates: Any, curve: pd.Series, before: int, target: float) -> float:

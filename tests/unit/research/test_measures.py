@@ -15,12 +15,9 @@ def test_the_final_accuracy_is_the_mean_over_the_last_quarter_of_the_steps():
     assert final_accuracy(evaluations(0, 0, 0, 0, 0, 0, 0.1, 0.6, 0.8)) == pytest.approx(0.7)
 
 
-def test_steps_between_two_evaluations_are_interpolated():
+def test_steps_between_two_evaluations_are_interpolated_and_end_there():
     # From 0.4 at step 10 to 0.8 at step 20, half of the way is 0.6.
     assert steps_to(evaluations(0.1, 0.4, 0.8), 0.6) == pytest.approx(15.0)
-
-
-def test_a_target_out_of_reach_has_no_steps():
     assert steps_to(evaluations(0.1, 0.4), 0.5) == math.inf
 
 
