@@ -109,7 +109,7 @@ class _RecordedPass:
             objectives,
             self.recording,
             weighted_sum,
-            segments=None if self.row is None else self.row.segments,
+            packing=None if self.row is None else self.row.packing,
             retain_graph=retain_graph,
         )
 

@@ -26,6 +26,7 @@ from torch.nn import functional
 from vcpo_learner.device import to_device
 from vcpo_learner.per_sample_gradients.mixtures import OtherForward
 from vcpo_learner.per_sample_gradients.module_calls import is_mixer
+from vcpo_learner.per_sample_gradients.unpack_rows import Packing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -42,6 +43,10 @@ class PackedRow:
     """[batch, width] bool; False for padding."""
     ends: Tensor
     """[batch + 1] int32, the end of each trajectory in the row, after a 0."""
+
+    @property
+    def packing(self) -> Packing:
+        return Packing(segments=self.segments, places=self.places, is_own=self.is_own)
 
     @property
     def arguments(self) -> dict[str, Any]:

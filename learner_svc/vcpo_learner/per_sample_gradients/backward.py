@@ -27,7 +27,7 @@ from torch import Tensor, dtype, no_grad
 from vcpo_learner.per_sample_gradients.measurement import Kept, Measurement
 from vcpo_learner.per_sample_gradients.slots import Slot
 from vcpo_learner.per_sample_gradients.taps import Recording
-from vcpo_learner.per_sample_gradients.unpack_rows import locate_tokens
+from vcpo_learner.per_sample_gradients.unpack_rows import Packing
 from vcpo_learner.per_sample_gradients.weighted_sum import WeightedSum
 
 
@@ -69,23 +69,21 @@ def measure_gradients(
     recording: Recording,
     weighted_sum: WeightedSum | None = None,
     *,
-    segments: Tensor | None = None,
+    packing: Packing | None = None,
     retain_graph: bool = False,
 ) -> MeasuredGradients:
     """Compute the squared L2 norm of each objective's gradient over all trainable parameters.
 
     objectives: [batch] one number per trajectory, computed in the forward pass of `recording`; in
-        the order of the batch, or of the trajectories' numbers in `segments`.
+        the order of the batch, or of the trajectories' numbers in `packing`.
     weighted_sum: the sum to form beside the norms; None forms none, and does not change the
         parameters' `.grad`.
-    segments: [rows, tokens] int64, the trajectory that each token of a packed row belongs to, -1
-        for padding; None when every row is one trajectory.
+    packing: of the row that holds them all; None when every row is one trajectory.
     retain_graph: keep the graph for another backward pass through `objectives`.
     Raises: LostGradientError, naming the parameters, if the objectives depend on a trainable
     parameter in a way that no tap has seen; ValueError, naming the module, of any other misuse.
     """
-    packed = None if segments is None else locate_tokens(segments, len(objectives))
-    measurement = Measurement(recording, objectives, weighted_sum, packed)
+    measurement = Measurement(recording, objectives, weighted_sum, packing)
     for site in recording.sites:
         measurement.require(site)
     total = objectives.sum()

@@ -146,7 +146,7 @@ class Measurement:
         self._count(slot)
 
     def _owners(self, site: ExpertSite) -> Tensor:
-        """The trajectory of each token of all rows, below 0 for padding."""
+        """The trajectory of each token of all rows."""
         num_rows = self.num_trajectories
         if self._packed is not None:
             owners = self._packed.segments.flatten()
@@ -174,10 +174,8 @@ class Measurement:
         """Measure slots with uses that have no gradient, and check that none was lost.
 
         objective: of the backward pass, with its graph.
-        Raises: LostGradientError. ValueError, naming the module, if padding has a gradient.
+        Raises: LostGradientError.
         """
-        if self._packed is not None:
-            self._packed.require_idle_padding()
         rest = [slot for slot in self._recording.slots if slot not in self._measured]
         if rest:
             require_coverage(objective, self._recording)

@@ -39,8 +39,8 @@ def measure(model, trajectories, weighted_sum=None, *, packs=False):
     # A vector by row needs no second run of its mixer, which a kernel's backward pass forbids.
     assert all(site.is_of_mixer for site in recording.sites if is_mixer(site.module))
     means = logprobs.sum(dim=1) / batch.response_mask.sum(dim=1)
-    segments = None if batch.row is None else batch.row.segments
-    return measure_gradients(means, recording, weighted_sum, segments=segments)
+    packing = None if batch.row is None else batch.row.packing
+    return measure_gradients(means, recording, weighted_sum, packing=packing)
 
 
 def batched_norms(model, trajectories):

@@ -241,9 +241,9 @@ def test_the_sum_is_that_of_one_backward_pass(monkeypatch, family, packs, kept):
     expected = torch.autograd.grad(total, list(model.parameters()))
     with record_calls(slots := Slots(model)) as recording:
         objectives = token_logprobs(model, batch, temperature=1.0).sum(dim=1)
-    segments = None if batch.row is None else batch.row.segments
+    packing = None if batch.row is None else batch.row.packing
     found = measure_gradients(
-        objectives, recording, summed(model, offsets, groups), segments=segments
+        objectives, recording, summed(model, offsets, groups), packing=packing
     )
     found.add_to_parameters(slopes.tolist())
     for slot, gradient in zip(slots, expected, strict=True):
@@ -272,15 +272,6 @@ def test_experts_whose_tokens_have_no_gradient_lose_none():
     measured.add_to_parameters([0.0])
     assert measured.squared_norms.tolist() == [0.0]
     require_gradients(slots, measured.unused)
-
-
-def test_padding_that_a_trajectory_depends_on_is_refused():
-    model = Routed([[0, 1, 1]])
-    with record_calls(Slots(model)) as recording:
-        output = model(torch.ones(1, 3, 1).double())
-    segments = torch.tensor([[0, 0, -1]])
-    with pytest.raises(ValueError, match=r"'experts' \(MixtralExperts\) has a gradient at padding"):
-        measure_gradients(output.sum()[None], recording, segments=segments)
 
 
 @pytest.fixture
