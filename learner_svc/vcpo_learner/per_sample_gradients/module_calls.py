@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -149,7 +149,7 @@ def is_plain(module: nn.Module, kind: type[nn.Module]) -> bool:
     return type(module).forward is kind.forward
 
 
-def is_depthwise(module: nn.Module) -> bool:
+def is_depthwise(module: nn.Module) -> TypeGuard[nn.Conv1d]:
     """Return whether a module is a causal convolution of each channel by itself."""
     return (
         isinstance(module, nn.Conv1d)

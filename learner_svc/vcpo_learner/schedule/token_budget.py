@@ -13,6 +13,8 @@ trained parameters on a rank, L layers, hidden size H and inner size I of a laye
     layer         4 I b + 64 H      a token's activations in one layer that its backward pass reads:
                                     gate, up, their product and activation; the rest is norms,
                                     residuals in float32, queries, keys, values, mostly of size H
+                                    a mixer adds, in float32, 80 for each channel that it convolves,
+                                    and 16 for each of its decays and each token of a chunk
     gradients     2 I b + 5 H b     a token's gradients at the outputs of a layer's matrices, which
                                     norms of short sequences keep to the end
     head          20 H              states before the head, their gradient, expectations of tiles
@@ -39,10 +41,17 @@ from vcpo.api.workloads import Precision
 from vcpo.service.lifecycle import StartError
 from vcpo_learner.device import free_bytes
 from vcpo_learner.forward.activation_checkpointing import wants_checkpoints
+from vcpo_learner.per_sample_gradients.module_calls import is_depthwise
 from vcpo_learner.ranks.ranks import Ranks
 
 _LOGGER = logging.getLogger(__name__)
 
+_MIXER_HEADS: Final = [
+    "linear_num_value_heads",
+    "linear_num_heads",
+    "mamba_n_heads",
+    "mamba_num_heads",
+]
 _GIB: Final = 1 << 30
 _WORKSPACE_BYTES: Final = 2 * _GIB
 _USABLE_SHARE: Final = 0.9
@@ -67,6 +76,8 @@ class ModelSize:
     inner: int
     """Inner numbers of a token in a feed-forward layer, over its active experts."""
     vocabulary: int
+    mixer_bytes: int = 0
+    """Of a token's activations in a mixer, without kernels."""
 
     @classmethod
     def of(cls, model: nn.Module) -> Self | None:
@@ -88,7 +99,20 @@ class ModelSize:
             hidden=max(hidden, queries),
             inner=max(inner, experts * expert),
             vocabulary=config.vocab_size,
+            mixer_bytes=80 * _convolved_channels(policy) + 16 * _decays_of_chunk(config),
         )
+
+
+def _convolved_channels(model: nn.Module) -> int:
+    """Channels of the largest convolution of a mixer: queries, keys and values of a token."""
+    return max((each.in_channels for each in model.modules() if is_depthwise(each)), default=0)
+
+
+def _decays_of_chunk(config: PretrainedConfig) -> int:
+    """Decays of a token, of heads or of their channels, times the tokens of a chunk."""
+    heads = max(_largest(config, name) for name in _MIXER_HEADS)
+    chunk = max(_largest(config, name) for name in ("mamba_chunk_size", "chunk_size"))
+    return heads * (_largest(config, "linear_head_dim") or 1) * (chunk or 64)
 
 
 def _largest(config: PretrainedConfig, name: str) -> int:
@@ -189,7 +213,7 @@ def token_bytes(size: ModelSize, use: MemoryUse) -> int:
 
 def layer_bytes(size: ModelSize, activation_bytes: int) -> int:
     """Return the bytes of a token's activations in one layer that its backward pass reads."""
-    return 4 * size.inner * activation_bytes + 64 * size.hidden
+    return 4 * size.inner * activation_bytes + 64 * size.hidden + size.mixer_bytes
 
 
 def budget_on_ranks(model: nn.Module, spec: VCPORunSpec, ranks: Ranks) -> MemoryBudget | None:

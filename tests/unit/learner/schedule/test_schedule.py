@@ -10,12 +10,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import (
+    FalconH1Config,
+    FalconH1ForCausalLM,
     Gemma2Config,
     Gemma2ForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
+    Qwen3_5ForCausalLM,
+    Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3ForCausalLM,
     Qwen3MoeConfig,
@@ -68,11 +72,26 @@ FAMILIES = {
     "llama": (LlamaForCausalLM, LlamaConfig, {}),
     "qwen3": (Qwen3ForCausalLM, Qwen3Config, {"head_dim": 16}),
     "gemma2": (Gemma2ForCausalLM, Gemma2Config, {"head_dim": 16}),
+    "qwen3_5": (
+        Qwen3_5ForCausalLM,
+        Qwen3_5TextConfig,
+        {"layer_types": ["linear_attention"], "linear_num_value_heads": 8, "head_dim": 16}
+        | {"linear_num_key_heads": 4, "linear_key_head_dim": 32, "linear_value_head_dim": 32},
+    ),
+    "falcon_h1": (
+        FalconH1ForCausalLM,
+        FalconH1Config,
+        {"mamba_n_heads": 8, "mamba_d_head": 32, "mamba_d_state": 16, "mamba_d_ssm": 256}
+        | {"mamba_chunk_size": 64},
+    ),
 }
 
 
 def build(family, num_layers):
     make, config, fields = FAMILIES[family]
+    fields = {
+        key: each * num_layers if key == "layer_types" else each for key, each in fields.items()
+    }
     model = make(config(**{**SMALL, **fields, "num_hidden_layers": num_layers})).eval()
     select_attention(model, Attention.VARLEN, packs=False)
     return model
