@@ -32,6 +32,8 @@ _ADAPTER = "default"
 """peft's name of the only adapter; its files omit the name."""
 _TAKEN_FOR_EXPERTS = frozenset({"gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"})
 """Last parts of layers' names that peft takes for experts, in the models that it knows."""
+_WITH_MAMBA = frozenset({"falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h"})
+"""Families in which peft refuses adapters at `out_proj`, which kernels use uncalled."""
 
 
 def add_adapters(model: PreTrainedModel, lora: Lora) -> None:
@@ -90,12 +92,14 @@ def linear_layers(model: PreTrainedModel, wanted: Set[str]) -> list[str]:
     """Return the names of the layers that get an adapter.
 
     They are all that multiply by a matrix and do nothing else, but in a mixture of experts the
-    layers of its MLPs and of its routers, which use weights uncalled.
+    layers of its MLPs and of its routers, which use weights uncalled. So do kernels of Mamba.
 
     wanted: last parts of the names; if empty, all layers but the output head.
     """
     head: Module | None = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     left_out = _TAKEN_FOR_EXPERTS if is_mixture(model) else frozenset()
+    if not wanted and model.config.model_type in _WITH_MAMBA:
+        left_out |= {"out_proj"}
     return [
         name
         for name, module in model.named_modules()

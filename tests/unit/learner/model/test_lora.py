@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from tests.fixtures.families import family
 from tests.fixtures.learner.checkpoints import write_tensor_files
 from tests.fixtures.learner.models import (
     PAD,
@@ -98,6 +99,16 @@ def test_the_mlps_of_a_mixture_get_no_adapters():
     add_adapters(model, LORA)
     layers = {name.split(".")[4] for name in policy_tensors(model)}
     assert layers == {"q_proj", "k_proj", "v_proj", "o_proj"}
+
+
+def test_layers_that_peft_refuses_get_no_adapter_unless_they_are_named():
+    model = family("falcon_h1")
+    add_adapters(model, LORA)
+    adapted = {name.split(".")[-4] for name in policy_tensors(model)}
+    assert {"in_proj", "q_proj", "o_proj", "gate_proj"} <= adapted
+    assert "out_proj" not in adapted
+    with pytest.raises(StartError, match=r"targetModules: \['out_proj'\]: .*is incompatible"):
+        add_adapters(family("falcon_h1"), Lora.model_validate({"targetModules": ["out_proj"]}))
 
 
 def test_naming_a_layer_of_a_mixtures_mlps_is_refused():
