@@ -150,10 +150,12 @@ def account_for(
     """
     parameters = {each for each, _ in model.named_parameters(remove_duplicate=False)}
     if random := sorted(parameters & set(missing)):
+        cure = "save the model again with transformers, or fetch its files again"
+        if random == ["lm_head.weight"]:
+            cure += ", or, if the head is the embeddings, tie_word_embeddings: true in text_config"
         raise StartError(
             f"spec.model.name: the files of '{name}' have no values for {_list_names(random)}; they"
-            " belong to another architecture than its config.json names, or are incomplete: save"
-            " the model again with transformers, or fetch its files again"
+            f" belong to another architecture than its config.json names, or are incomplete: {cure}"
         )
     if initial := sorted(set(missing) - parameters):
         _LOGGER.warning(
@@ -163,12 +165,16 @@ def account_for(
         )
     ignored = "|".join(f"({each})" for each in model._keys_to_ignore_on_load_unexpected or ())
     left = sorted(each for each in unused if not ignored or re.search(ignored, each) is None)
-    if left:
-        _LOGGER.warning(
+    # A checkpoint with other inputs has a tower for images, which its language model leaves out.
+    for level, names in ((logging.WARNING, left), (logging.INFO, sorted({*unused} - {*left}))):
+        if not names:
+            continue
+        _LOGGER.log(
+            level,
             "the files of '%s' hold tensors that the model has no place for: %s; they are neither"
             " trained nor sampled with",
             name,
-            _list_names(left),
+            _list_names(names),
         )
 
 

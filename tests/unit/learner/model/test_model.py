@@ -1,6 +1,7 @@
 """Versions in shards: what each rank publishes, and all of them together, bit for bit."""
 
 import json
+import logging
 import math
 from types import SimpleNamespace
 
@@ -102,6 +103,12 @@ def test_a_model_whose_files_lack_a_parameter_is_refused_by_its_name(tmp_path):
         load_policy(name, None)
 
 
+def test_a_head_without_values_is_refused_with_the_tie_that_may_be_missing(tmp_path):
+    name = save(tmp_path, without=[HEAD])
+    with pytest.raises(StartError, match=r"head is the embeddings, tie_word_embeddings: true in"):
+        load_policy(name, None)
+
+
 def test_files_of_another_shape_are_refused_by_tensor_and_shapes(tmp_path):
     name = save(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
@@ -129,11 +136,13 @@ def test_tensors_without_a_place_are_told_by_name(tmp_path, caplog):
     assert "no place for: mtp.weight, router.bias; they are neither" in caplog.text
 
 
-def test_tensors_that_the_architecture_leaves_out_are_no_matter(caplog):
+def test_tensors_that_the_architecture_leaves_out_are_told_without_a_warning(caplog):
+    caplog.set_level(logging.INFO)
     model = llama()
     model._keys_to_ignore_on_load_unexpected = {r"^mtp\."}
     account_for("m", model, missing=(), unused=["mtp.weight"])
-    assert not caplog.text
+    assert [each.levelname for each in caplog.records] == ["INFO"]
+    assert "no place for: mtp.weight; they are neither" in caplog.text
 
 
 def test_a_buffer_that_the_files_lack_is_told_and_keeps_its_initial_value(caplog):
