@@ -92,6 +92,9 @@ class TcpProxy:
 
     def __init__(self, target_port: int) -> None:
         self.port = 0
+        self.refuses = False
+        """Whether new connections are ended at once."""
+        self.num_refused = 0
         self._target_port = target_port
         self._disturbances: list[Disturbance] = []
         self._links: set[_Link] = set()
@@ -137,6 +140,10 @@ class TcpProxy:
         serving.add_done_callback(self._serving.discard)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self.refuses:
+            self.num_refused += 1
+            writer.transport.abort()
+            return
         try:
             async with asyncio.timeout(_DIAL_S):
                 far_reader, far = await asyncio.open_connection("127.0.0.1", self._target_port)
