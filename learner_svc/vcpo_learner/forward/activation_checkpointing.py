@@ -46,6 +46,11 @@ def set_checkpoints(model: nn.Module, setting: ActivationCheckpointing) -> None:
             layer.forward = _CheckpointedForward(layer)
 
 
+def are_checkpointed(model: nn.Module) -> bool:
+    """Return whether a model's decoder layers compute their activations again."""
+    return any(isinstance(each.forward, _CheckpointedForward) for each in decoder_layers(model))
+
+
 def decoder_layers(model: nn.Module) -> list[nn.Module]:
     """Return the layers of a transformers model that its activations can be dropped between."""
     return [each for each in model.modules() if isinstance(each, GradientCheckpointingLayer)]

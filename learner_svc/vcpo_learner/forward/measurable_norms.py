@@ -19,6 +19,7 @@ from vcpo_learner.forward.forward_pass import forward_pass
 from vcpo_learner.forward.logprobs import token_logprobs, weighted_logprobs
 from vcpo_learner.forward.policy_network import PolicyNetwork
 from vcpo_learner.forward.token_batch import TokenBatch, token_batch
+from vcpo_learner.forward.twin import make_twin
 from vcpo_learner.per_sample_gradients.slots import Slots
 from vcpo_learner.ranks.sharding import whole
 
@@ -36,15 +37,21 @@ def require_measurable_norms(
     num_ranks: int = 1,
     is_half: bool = False,
 ) -> None:
-    """Check that the norms of a model can be measured.
+    """Check that the norms of a model can be measured, on a twin of few layers if it has one.
 
     model: in evaluation mode; it does not change, but for its `.grad`, which is None afterwards.
     packs: whether trajectories share a row.
     num_ranks: that call this at the same time, if the model is sharded.
     is_half: whether it computes in bfloat16 here.
     """
-    batch = _batch(model, packs=packs)
     network = PolicyNetwork.of(model)
+    twin = make_twin(network.model) if num_ranks == 1 else None
+    if twin is not None:
+        is_tiled, model = network.is_tiled, twin
+        network = PolicyNetwork(twin)
+        if is_tiled:
+            network.compare_head()
+    batch = _batch(model, packs=packs)
     try:
         # Few tokens need no tiles, and the run's micro-batches may.
         ways = [_measured_norms(network, batch, tiles=False)]

@@ -8,6 +8,7 @@ from transformers import (
     GptOssConfig,
     GptOssForCausalLM,
 )
+from transformers.models.llama.modeling_llama import LlamaMLP
 
 from tests.fixtures.families import family as family_of
 from tests.fixtures.learner.models import (
@@ -18,16 +19,23 @@ from tests.fixtures.learner.models import (
     PAD,
     VOCABULARY,
     llama,
+    qwen2,
     sampled_groups,
     seeded_model,
 )
 from tests.fixtures.learner.updates import make_spec
-from vcpo.api.learner import Attention
+from vcpo.api.learner import ActivationCheckpointing, Attention
 from vcpo.api.workloads import Lora
 from vcpo.service.lifecycle import StartError
+from vcpo_learner.forward.activation_checkpointing import (
+    are_checkpointed,
+    decoder_layers,
+    set_checkpoints,
+)
 from vcpo_learner.forward.attention import select_attention
 from vcpo_learner.forward.measurable_norms import require_measurable_norms
 from vcpo_learner.forward.policy_network import PolicyNetwork
+from vcpo_learner.forward.twin import make_twin
 from vcpo_learner.model.lora import add_adapters
 from vcpo_learner.output_head.trajectory_gradients import TrajectoryGradients
 from vcpo_learner.per_sample_gradients.mixtures import is_experts
@@ -150,3 +158,70 @@ def test_adapters_whose_gradient_is_zero_by_nature_are_accepted():
     network = PolicyNetwork(model)
     network.compare_head()
     require_measurable_norms(network, packs=False)
+
+
+def deep(make, num_layers=6, **fields):
+    """A model of a family of the fixtures, with more layers and tokens."""
+    config = make().config
+    settings = {**config.to_dict(), "vocab_size": 700}
+    settings[config.attribute_map.get("num_hidden_layers", "num_hidden_layers")] = num_layers
+    settings["layer_types"] = (settings.get("layer_types") or [])[:1] * num_layers or None
+    return type(make())(type(config).from_dict({**settings, **fields})).eval()
+
+
+@pytest.mark.parametrize("packs", [False, True], ids=["padded", "packed"])
+@pytest.mark.parametrize("family", EVERY_FAMILY)
+def test_a_deep_model_is_checked_on_a_twin_with_one_layer_of_each_kind(family, packs):
+    model = deep(EVERY_FAMILY[family])
+    select_attention(model, Attention.AUTO, packs=packs)
+    twin = make_twin(model)
+    assert (len(decoder_layers(twin)), twin.config.vocab_size) == (2, 512)
+    assert twin.config._attn_implementation == model.config._attn_implementation
+    calls = []
+    model.register_forward_pre_hook(lambda *_: calls.append(1))
+    before = torch.get_rng_state()
+    require_measurable_norms(model, packs=packs)
+    assert not calls
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_twin_has_each_kind_of_layer_and_its_checkpoints():
+    kinds = ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"]
+    model = deep(qwen2, 4, layer_types=kinds, use_sliding_window=True, sliding_window=4)
+    set_checkpoints(model, ActivationCheckpointing.LAYERS)
+    twin = make_twin(model)
+    assert twin.config.layer_types == ["sliding_attention", "full_attention"]
+    assert are_checkpointed(twin)
+
+
+def test_a_twin_finds_the_fault_of_a_class():
+    model = deep(gpt_oss, layer_types=["full_attention"] * 6)
+    assert make_twin(model) is not None
+    with pytest.raises(StartError, match=r"cannot be measured \(module 'model.layers.0.self_attn'"):
+        require_measurable_norms(model, packs=False)
+
+
+class Scaled(LlamaMLP):
+    """A layer's own part, which uses its norm's weight a second time."""
+
+    def forward(self, x):
+        return super().forward(x) * self.norm[0].weight.sum()
+
+
+def changed(model):
+    model.model.layers[4].mlp = Scaled(model.config)
+    model.model.layers[4].mlp.norm = [model.model.norm]
+
+
+def frozen(model):
+    model.model.embed_tokens.weight.requires_grad_(False)
+
+
+@pytest.mark.parametrize("change", [changed, frozen])
+def test_a_model_that_its_configuration_does_not_make_is_checked_itself(change):
+    model = deep(llama)
+    change(model)
+    calls = []
+    model.register_forward_pre_hook(lambda *_: calls.append(1))
+    require_measurable_norms(model, packs=False)
+    assert calls
