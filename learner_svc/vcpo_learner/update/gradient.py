@@ -278,7 +278,7 @@ class GradientAccumulation:
         self._write_logprobs(record, tokens, sorted(set(range(len(flags))) - set(chosen)))
         norms = torch.zeros_like(record.rewards)
         graph = None
-        for step in self.runner.split(tokens, chosen):
+        for step in self.runner.split(tokens, chosen, whole=keep_graph):
             positions = step.positions
             with torch.enable_grad():
                 forward = self.runner.forward(step.batch, measures_norms=self._measures_norms)

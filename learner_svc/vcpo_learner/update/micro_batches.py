@@ -138,10 +138,16 @@ class MicroBatchRunner:
         lengths = ([tokens.num_tokens[at] for at in group] for group in groups)
         return all(fit([group], self._place.num_shards, self._budget) for group in lengths)
 
-    def split(self, tokens: BatchTokens, positions: Sequence[int]) -> Iterator[MicroStep]:
-        """Yield this rank's micro-steps of a pass over the trajectories at these positions."""
+    def split(
+        self, tokens: BatchTokens, positions: Sequence[int], *, whole: bool = False
+    ) -> Iterator[MicroStep]:
+        """Yield this rank's micro-steps of a pass over the trajectories at these positions.
+
+        whole: in one micro-step, of the only rank.
+        """
         lengths = [tokens.num_tokens[at] for at in positions]
-        for ranks in micro_steps(lengths, self._place.num_ranks, self._budget):
+        schedule = micro_steps(lengths, self._place.num_ranks, self._budget)
+        for ranks in [[range(len(positions))]] if whole else schedule:
             own = [positions[index] for index in ranks[self._place.rank]]
             batch = self._micro_batch(tokens, own, positions)
             yield MicroStep(positions=own, batch=batch, is_idle=not own)

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from dataclasses import replace
-from itertools import chain, pairwise
+from itertools import chain, combinations, pairwise
 from types import SimpleNamespace
 
 import pytest
@@ -245,9 +245,39 @@ def partitions(numbers, most):
             yield [*parts, [last]]
 
 
-def test_one_rank_fills_each_micro_batch_with_the_shortest_first():
-    budget = MicroBatchBudget(trajectories=2)
-    assert micro_steps([5, 1, 4, 2, 3], 1, budget) == [[[1, 3]], [[4, 2]], [[0]]]
+def cuts(count):
+    """Every way to cut so many in a row into runs, as lists of indices."""
+    for ends in chain.from_iterable(combinations(range(1, count), at) for at in range(count)):
+        yield [list(range(*each)) for each in pairwise([0, *ends, count])]
+
+
+@given(
+    st.lists(st.integers(1, 4000), min_size=1, max_size=7),
+    st.integers(1, 7),
+    st.none() | st.integers(1, 9000),
+)
+def test_one_rank_computes_least_for_padding_and_micro_steps_together(lengths, most, tokens):
+    budget = MicroBatchBudget(trajectories=most, tokens=tokens)
+
+    def cost(parts):
+        return sum(computed_tokens(part, budget) + 1500 for part in parts)
+
+    steps = micro_steps(lengths, 1, budget)
+    found = cost([lengths[at] for at in only] for (only,) in steps)
+    in_order = sorted(lengths)
+    others = ([[in_order[at] for at in run] for run in runs] for runs in cuts(len(lengths)))
+    assert found == min(
+        cost(parts) for parts in others if all(is_within(part, budget) for part in parts)
+    )
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_a_long_trajectory_does_not_widen_short_ones(num_ranks):
+    lengths = [100] * 20 + [4000] * num_ranks
+    steps = micro_steps(lengths, num_ranks, MicroBatchBudget(trajectories=64, tokens=10**5))
+    assert [max(map(len, step)) for step in steps] == [20 // num_ranks, 1]
+    packed = MicroBatchBudget(trajectories=64, tokens=10**5, counts_padding=False)
+    assert len(micro_steps(lengths, num_ranks, packed)) == 1
 
 
 @given(LENGTHS, RANKS, BUDGETS)

@@ -474,3 +474,5 @@ def test_only_a_cpu_bounds_the_trajectories_that_the_spec_leaves_open():
 @pytest.mark.parametrize(("tokens", "fits"), [(1, False), (None, True)])
 def test_a_graph_is_kept_only_of_what_one_micro_batch_holds(tokens, fits):
     assert runner(tokens=tokens).fits_one(TOKENS, POSITIONS) is fits
+    steps = list(runner(tokens=tokens).split(TOKENS, POSITIONS, whole=True))
+    assert [list(step.positions) for step in steps] == [list(POSITIONS)]
