@@ -1,20 +1,14 @@
 """What an update costs the learner's host beside the model's own work.
 
-The host reads a batch off the wire, holds it until its step, lays it out for the model, and turns
-log-probabilities into the coefficients of the gradient. All of that is counted; the model's forward
-and backward passes are not.
-
     time      CPU seconds of one thread: reading the messages, plus one `PolicyUpdate.step`, minus
               the same forward and backward passes over token batches that exist already. The least
-              of several repeats. `vcpo` goes over a batch once, `grpo` twice.
+              of several repeats.
     memory    growth of the resident set in a process of its own. `held`: after the messages were
               read and dropped. `peak`: the largest during one step, over the same start; it also
               holds one micro-batch of the model, which is one trajectory.
 
-The model is as small as a model can be: its logits do not depend on its inputs, so what remains of
-a step is the host's. For time, its vocabulary is 8; for memory it is 260, as CPython shares the
-integers below 257. Norms are the model's work, so the baseline of `vcpo` is the group's mean.
-Tokens are one and two versions old, as tokens of an asynchronous run are.
+The model's logits do not depend on its inputs. For time, its vocabulary is 8; for memory it is 260,
+as CPython shares the integers below 257. The baseline of `vcpo` is the group's mean.
 
     python -m benchmarks.learner.learner_host
 
@@ -106,21 +100,16 @@ def host_seconds(method: str, size: tuple[int, int], repeats: int) -> dict[str, 
         update.step(groups, policy_version=POLICY_VERSION)
         stepped = time.process_time()
         seconds = {"read": read - started, "step": stepped - read}
-        seconds["model"] = _model_seconds(model, groups, num_passes=1 + (method == "grpo"))
+        seconds["model"] = _model_seconds(model, groups)
         least = {name: min(least[name], seconds[name]) for name in least}
     return least
 
 
-def _model_seconds(
-    model: ConstantModel, groups: Sequence[Sequence[Trajectory]], num_passes: int
-) -> float:
-    """CPU seconds of forward and backward passes alone; the first of two passes goes forward."""
+def _model_seconds(model: ConstantModel, groups: Sequence[Sequence[Trajectory]]) -> float:
+    """CPU seconds of forward and backward passes alone."""
     batches = [token_batch(group, 0, torch.device("cpu")) for group in groups]
     started = time.process_time()
     for batch in batches:
-        for _ in range(num_passes - 1):
-            with torch.no_grad():
-                token_logprobs(model, batch, temperature=1.0)
         torch.autograd.backward(token_logprobs(model, batch, temperature=1.0).sum())
     return time.process_time() - started
 

@@ -1,25 +1,21 @@
 """What serving workers takes from the thread that steps, in one process.
 
-A learner's process has Python threads that take turns: one computes with the model's tensors, and
-one serves the workers. Here the first takes steps with exact norms as `benchmarks.learner.
-host_syncs` does, all of which are the host's: the worst case. The second is the learner of
-`benchmarks.soak`. Workers submit responses at a rate, wait for work and hear of each version, as
-workers of a run do. Rates and quiet take turns.
+One thread takes steps with exact norms as `benchmarks.learner.host_syncs` does, all of which are
+the host's: the worst case. Another is the learner of `benchmarks.soak`. Workers submit responses at
+a rate, wait for work and hear of each version. Rates and quiet take turns.
 
     python -m benchmarks.learner.serving_share
 
 The last line printed is JSON. By tokens of responses per second, 0 for a learner without workers:
 
     blocked_share    share of a step in which the thread that steps neither ran nor stood in line
-                     for a core: it waited for the interpreter. Linux counts both, so the load of
-                     the machine is left out, but for threads that lose their core while they hold
-                     the interpreter
+                     for a core: it waited for the interpreter. Threads that lose their core while
+                     they hold it count too
     serving_share    CPU seconds of the thread that serves, in a second
     step_s           wall-clock seconds of a step, the median
     step_cpu_s       CPU seconds of the thread that steps, in a step
     tokens_per_s     that were accepted
 
-One H100 that trains 1.5 B at 0.4 of 800 TFLOPS takes 35,000 tokens a second, eight take 280,000.
 """
 
 from __future__ import annotations

@@ -4,8 +4,7 @@ An advantage is a reward minus a baseline (see `baseline`). GRPO divides it by t
 deviation of the group's rewards. A trajectory has one advantage, which all of its tokens share.
 
 Every method with a baseline keeps one rule: if all rewards that share a baseline are equal, each
-advantage is exactly 0.0. Such a group does not say which response is better. A remainder of 1e-17
-would do harm, because AdamW divides by the size of the gradient.
+advantage is exactly 0.0: AdamW would divide a remainder by its own size.
 
 Sources: VCPO, arXiv 2602.17616, Eq. 7; GRPO, arXiv 2402.03300; RLOO, arXiv 2402.14740.
 

@@ -10,13 +10,12 @@ changes the mean of G. The variance of G per trajectory is, up to a term without
 
     V(b) = E[(R - b)^2 ||h||^2].
 
-Setting dV/db = -2 E[(R - b) ||h||^2] to zero gives the off-policy optimal baseline (OPOB)
+It is least at the off-policy optimal baseline (OPOB)
 
     b* = sum_i n_i R_i / sum_i n_i,        n_i = ||h_i||^2,
 
-a weighted mean of the rewards. It lies in [min R, max R], shifts with R, and does not depend on the
-scale of h. For h_i = w_i grad log pi(y_i) the n_i are w_i^2 ||grad log pi(y_i)||^2, as in the
-paper. For a per-sequence token mean, h_i contains the factor 1/L_i as well. No critic is needed.
+a weighted mean of the rewards, whatever the scale of h. For h_i = w_i grad log pi(y_i) the n_i are
+w_i^2 ||grad log pi(y_i)||^2, as in the paper.
 
 Two caveats. Truncation makes E[h] differ from 0, so b then shifts the mean of G a little. And b* is
 computed from the trajectories that it is applied to, like a group mean; for few trajectories this
@@ -28,14 +27,11 @@ grad C (but for the aggregation over tokens). The gradient with a constant b is 
 
     sum over what is shown of pi R  +  b (1 - C),
 
-so b is the value that is taken for the rest. b* takes the rest for as good as what is known, and
-nothing holds the policy where its data is. The pessimistic baseline takes the least reward for it,
+so b is the value that is taken for the rest. The pessimistic baseline takes the least reward:
 
     b = C b* + (1 - C) min R,
 
-the expected reward if what is not shown is worth the least. So responses that were seen gain when
-probability leaves them, and the more has left, the more they gain. With C = 1 it is b*. Offline
-reinforcement learning calls this principle pessimism.
+Responses that were seen gain when probability leaves them. With C = 1 it is b*.
 
 Sources: VCPO, arXiv 2602.17616, Eq. 7; derivation Eq. 13. Pessimism in the face of missing data:
 arXiv 2012.15085; the form here is this project's.

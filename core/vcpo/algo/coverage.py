@@ -1,9 +1,8 @@
 r"""Coverage: how much of the policy's probability stale data shows.
 
-A policy that drifts puts probability on responses that the behavior policy hardly ever samples. The
-learner sees none of them until newer data arrives, k versions later. The weights tell at once: as
-E_mu[w] is the sum of pi(y) over all y that mu may sample, their mean over a batch falls below 1 by
-the probability of what mu practically never samples.
+A policy that drifts puts probability on responses that the behavior policy hardly ever samples. As
+E_mu[w] is the sum of pi(y) over all y that mu may sample, the mean weight of a batch falls below 1
+by the probability of what mu practically never samples.
 
 The gradient has truncated weights min(w, c), whose mean is below 1 on policy too, because the
 mismatch of the two engines spreads them. With log w of the normal distribution N(-v/2, v) it is

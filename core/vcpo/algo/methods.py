@@ -18,13 +18,10 @@ so a method is a way to compute k_it from a batch's numbers. Its stages, in the 
 | clipping    | g_it   | factor of a clip or mask; it may depend on A and on the whole batch    |
 | rule        |        | how the ESS of the batch scales the learning rate                      |
 
-The clipped and masked methods use the ratio u = pi/mu of the target policy (the learner's) to the
-behavior policy (the one that sampled): at the start of a step, the "old" policy of PPO is the
-learner itself, and its ratio to the learner is 1.
+The clipped and masked methods use u = pi/mu of the learner's policy to the behavior policy: with
+one step on a batch, PPO's "old" policy is the learner itself.
 
-`docs/methods.md` has a row with formula and source for each method. `LOSS_CONFIGS` has the numbers:
-a method is a row of it. The stages are computed by one function, which the row names as a run's
-file names a function of the user's own (`algorithm.loss`).
+`docs/methods.md` has a row with formula and source for each method, `LOSS_CONFIGS` its numbers.
 """
 
 import math

@@ -5,9 +5,8 @@ deviation falls geometrically from s0 to sK:
 
     sigma_j = s0 (sK / s0)^(j / (K - 2)),    j = 0 .. K - 2.
 
-Noise makes the behavior policy more random where it is undecided. The rollout log-probabilities are
-those of the noisy policy, so noise adds no bias. But it lowers the ESS ratio at lag 0, by as much
-as the stage demands (`vcpo.algo.ess.calibration`).
+Noise adds no bias, but lowers the ESS ratio at lag 0, by as much as the stage demands
+(`vcpo.algo.ess.calibration`).
 
 Source: QeRL, arXiv 2510.11696, adaptive quantization noise; the exponent as in its code (NVlabs,
 trl_trainer/noise_scheduler.py), which differs from the paper's summaries.

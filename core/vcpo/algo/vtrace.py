@@ -8,9 +8,6 @@ With u_t = min(1, pi/mu) of the token,
 
 with V = v = 0 after the last token: a finished response is worth its reward and no more.
 
-If u_t is below 1 on average, the product of the u_t vanishes over a long response. v then
-bootstraps over a short horizon, and the critic decides.
-
 Source: IMPALA, arXiv 1802.01561, section 4.1, with both caps 1, discount 1 and lambda 1.
 """
 

@@ -12,8 +12,7 @@ throttle counts steps and not polls: a second poll of the same step changes noth
 obeys a warning by itself; the host does the same when it hears of it, starts from the learner's
 limit if that is the smaller one (`follow_learner`), and decides alone when the limit rises again.
 
-From the same state, a lower ESS or a warning never leads to a larger limit. A run that is never
-below the floor or warned never has a smaller limit than another run. docs/inside/mathematics.md has
+docs/inside/mathematics.md has
 the reasons and the figures.
 """
 

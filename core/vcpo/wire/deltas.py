@@ -14,9 +14,8 @@ the order of positions in the flat tensor. An unchanged tensor has no entry.
 <name>:values   U8, U16, ...    the new bit pattern, as wide as an element of the tensor
 ```
 
-A gap that does not fit its type is written with fillers. A filler is the type's largest number; it
-means "skip that many elements, no change yet". For changed elements 1, 2 and 300, the gaps in U8
-are `1, 0, 255, 42`: the last gap is 297 = 255 + 42.
+A gap that does not fit its type has fillers before it, the type's largest number: for changed
+elements 1, 2 and 300 the gaps in U8 are `1, 0, 255, 42`.
 
 Source: sparse lossless weight synchronization, arXiv 2602.03839. Departures: gaps instead of rows
 and columns, so that a tensor of any rank is flat; no entropy coding.

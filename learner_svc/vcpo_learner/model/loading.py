@@ -11,7 +11,7 @@ from typing import Any, Final, cast
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.tensor import DTensor
 from transformers import (
     CONFIG_MAPPING,
@@ -234,9 +234,3 @@ def policy_tensors(
         name: each.detach().to("cpu", types.get(name, each.dtype), copy=True).contiguous()
         for name, each in policy_state(model).items()
     }
-
-
-def rounded_whole(parameter: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return a parameter; if it is cut over ranks, rounded and then gathered from all of them."""
-    own = parameter.detach()
-    return cast("DTensor", own.to(dtype)).full_tensor() if isinstance(own, DTensor) else own

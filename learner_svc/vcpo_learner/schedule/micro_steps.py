@@ -20,8 +20,6 @@ import numpy as np
 
 _STEP_TOKENS: Final = 1500
 """Tokens that a GPU computes while the host prepares a micro-step: .08 s at 18,000 a second."""
-_MORE_STEPS: Final = 4
-"""Micro-steps of several ranks beyond the fewest that are tried."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,30 +214,25 @@ def _cheapest_runs(
     if num_ranks == 1 or not runs:
         return _least_padded_runs(order, lengths, budget) if budget.counts_padding else runs
     fewest = -(-len(runs) // num_ranks)
-    splits = [
+    splits = (
         _even_runs(order, lengths, num_steps * num_ranks, budget)
-        for num_steps in range(fewest, fewest + _MORE_STEPS + 1)
-    ]
-    return min(splits, key=lambda runs: _cost(runs, lengths, num_ranks, budget))
-
-
-def _cost(
-    runs: Sequence[list[int]], lengths: Sequence[int], num_ranks: int, budget: MicroBatchBudget
-) -> int:
-    """Tokens that ranks wait for: the largest run of each micro-step, and a micro-step's own."""
-    return sum(
-        _STEP_TOKENS + max(budget.tokens_of([lengths[at] for at in run]) for run in step)
-        for step in _in_parts(runs, num_ranks)
+        for num_steps in range(fewest, fewest + 5)
     )
+
+    def waiting(runs: Sequence[list[int]]) -> int:
+        sizes = (
+            [budget.tokens_of([lengths[at] for at in run]) for run in step]
+            for step in _in_parts(runs, num_ranks)
+        )
+        return sum(_STEP_TOKENS + max(step) for step in sizes)
+
+    return min(splits, key=waiting)
 
 
 def _least_padded_runs(
     order: Sequence[int], lengths: Sequence[int], budget: MicroBatchBudget
 ) -> list[list[int]]:
-    """Cut positions, ascending in length, so that tokens with padding and micro-steps cost least.
-
-    The cheapest split of the first n ends with a run after the cheapest split of fewer.
-    """
+    """The cheapest split of the first n ends with a run after the cheapest split of fewer."""
     costs, starts = np.zeros(len(order) + 1), [0]
     for end, position in enumerate(order, start=1):
         length = lengths[position]

@@ -5,8 +5,7 @@ desired --.
 observed -+--> plan --> (Apply, Delete, Throttle, ...)
 applied --'
 ```
-A plan depends on the observed state, not on earlier plans. So the plan after all actions were
-executed is empty, and after an interruption the next plan does the rest.
+A plan depends on the observed state, not on earlier plans, so an interruption costs nothing.
 
 A child is applied in three cases: its desired manifest changed (the digest), somebody changed it
 (its version is later than that of our last apply), or the operator has restarted and knows no

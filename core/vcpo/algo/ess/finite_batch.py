@@ -6,15 +6,10 @@ one has a ratio far too low. With log-normal weights of mean 1, log w ~ N(-v / 2
 
     log rho = log rho_on + bias + noise,    log rho_on = -v.
 
-For small v both follow from an expansion of log rho = 2 log mean w - log mean w^2 around the means:
-
-    bias -> v / N,    deviation -> sqrt((e^4v - 4 e^2v + 4 e^v - 1) / N) -> v sqrt(2 / N),
-
-but for v near 1 the fourth moment in it, e^6v, needs more weights than a batch has: at v = 1 and
-N = 16 the expansion says 1.4, while batches scatter by 0.3, because rho stays in [1/N, 1]. Both
-numbers are therefore simulated with batches drawn from a fixed seed. N is the number of weights of
-a batch, v is their -log rho_on. Up to 8,192 weights the bias has a standard error of its deviation
-over the root of the number of batches drawn, 2 % of v at most.
+An expansion around the means needs the fourth moment of w, e^6v, which a batch near v = 1 does not
+show. Both numbers are therefore simulated with batches drawn from a fixed seed. N is the number of
+weights of a batch, v is their -log rho_on. Up to 8,192 weights the bias has a standard error of 2 %
+of v at most.
 
 Source: Owen, Monte Carlo theory, methods and examples, ch. 9 (2013), on the variance of the
 effective sample size and its overestimation for skewed weights. The numbers are this project's.

@@ -10,16 +10,13 @@ ESS ratio rho is the effective share of the batch:
 
     ESS = (sum_i w_i)^2 / sum_i w_i^2,    rho = ESS / B = exp(2 LSE(log w) - LSE(2 log w)) / B.
 
-Cauchy-Schwarz bounds it: rho = 1 if and only if all weights are equal, and rho = 1/B if one
-trajectory has all the weight. A constant factor on all weights does not change rho, so the code
-uses u_i = w_i / max_j w_j. Every u_i is in [0, 1] and one of them is 1. Neither sum can overflow or
-vanish, and log weights of 1e4 and -1e4 lose no digits.
+It is 1 if and only if all weights are equal, and 1/B if one trajectory has all the weight. A factor
+on all weights does not change it, so the code uses u_i = w_i / max_j w_j: neither sum can overflow
+or vanish.
 
 rho is computed from the weights before truncation and before any mask, because truncation hides the
 spread that rho measures: (1, 1/2, 2, 4) has rho = 0.662, and rho = 0.818 when truncated at 2. The
 gradient uses the truncated weight min(w, c), which bounds its variance at the price of some bias.
-
-ESS and ESS ratio apply to any weights. Token log ratios give the token-level ESS.
 
 Sources: VCPO, arXiv 2602.17616 (ESS of untruncated sequence weights; truncation with c = 8);
 Kish, Survey Sampling (1965) (the effective sample size).

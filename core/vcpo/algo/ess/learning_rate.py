@@ -12,10 +12,7 @@ divides out a constant factor. Decoupled weight decay shrinks with the learning 
 The reference is rho_on, not 1: training and inference engines disagree a little on every token, so
 even fresh trajectories have rho < 1 (see `calibration`).
 
-Limit: rho >= 1/B bounds the scale from below by B^(-1/2) under sqrt, so the rule damps a step and
-cannot refuse it. `verdict` refuses steps; weights that are not finite raise before (see
-`importance_weights`). Nor does it hold back the drift that makes the next batches stale;
-`trust_region` does.
+Limit: rho >= 1/B bounds the scale from below, so the rule damps a step; `verdict` refuses steps.
 
 Source: VCPO, arXiv 2602.17616, Eq. 5.
 Departure from the released reference: a ratio that is NaN raises; in the release min(1, NaN) is 1.

@@ -12,9 +12,6 @@ random walk. So data that is H steps old misses e* nats at
 Means are of e and of d apart, so that chance around e = 0 cancels; what chance alone explains of a
 mean counts as 0. docs/inside/mathematics.md has memory, start and size of the batch.
 
-Labels. Lags are those that workers report. Labels of the largest lag on 1/8, 1/4 and 1/2 of the
-tokens lengthen d and raise the rate 1.5, 1.9 and 2.75 times, within the base rate.
-
 Source: this project's. The form follows trust regions in policy space (TRPO, arXiv 1502.05477).
 """
 

@@ -22,12 +22,8 @@ would show. rho_on^e is their rho_on, and at least exp(-2): a batch of common si
 
     e = min(-log rho_on(trajectories), 2) / -log rho_on(blocks)  ->  L / n  as s2 -> 0.
 
-The rule takes (rho^e, rho_on^e). It keeps the form min(1, rho / rho_on)^p and stays above B^-p. The
-ratio of N weights lies above rho_on and scatters (`finite_batch`). `ess_reading` returns the
-on-policy value for a batch of this size, and how far chance alone lowers it.
-If staleness adds a variance v per token, the scale is exp(-v L p) up to s2 L = 2, as for whole
-trajectories, and exp(-2 p v / s2) above: there staleness counts in units of the mismatch, not of
-the length. A mismatch that is underestimated by 10 % costs fresh batches 10 % of the learning rate.
+The rule takes (rho^e, rho_on^e). `ess_reading` returns the on-policy value for a batch of this
+size, and how far chance alone lowers it (`finite_batch`).
 
 AUTO is SEQUENCE while rho_on of whole trajectories is at least exp(-1). Otherwise it is BLOCK with
 s2 n = 1/4, which gives e of 4 to 8. docs/inside/mathematics.md has the figures.

@@ -16,12 +16,9 @@ which is firm thresholding: the scale has no jump, and a stale batch keeps no ad
 band. A given band width d moves the reference to (1 - d) rho_on for every batch; 0 is the rule as
 published. Under a trust region x counts from its target, target_ess_ratio times rho_on.
 
-*Refusal.* Optimizers divide by a running mean of squares. A gradient G times larger than usual
-enters that mean with (1 - beta2) G^2, at any learning rate, and slows down the steps after it. Its
-direction also stays in the first moment. A refused step changes neither parameters nor moments nor
-warm-up. Two kinds of steps are therefore refused and not damped: a step with a number that is not
-finite, and a batch whose ESS ratio is below `refuse_below` times the on-policy ratio. The design
-note 021 has the figures.
+*Refusal.* A refused step changes neither parameters nor warm-up nor moments, which a huge gradient
+bends at any rate. Refused are a step with a number that is not finite, and a batch whose ESS ratio
+is below `refuse_below` times the on-policy ratio.
 
 Sources: VCPO, arXiv 2602.17616, Eq. 5 (the scale); Gao and Bruce, "WaveShrink with firm shrinkage"
 (1997), for the threshold. That its width follows the batch, and refusal, are this project's.

@@ -8,18 +8,14 @@ chance. Of an accuracy only the mean is known here, and its standard error is sq
 Step by step, the measure is a mean over the training rewards of the last `REWARD_WINDOW_STEPS`
 steps: that of the middle worker, by a median in which each counts with its rewards. So workers
 that send less than half of the rewards move it among the means of the others, whatever they send.
-From 16 workers on it is the mean of a middle eighth of them. The best window is the one whose mean
-less three standard errors is largest. A worker's few rewards have a large error: what only 1 of 30
-responses gets is told from chance with one worker, and not with four.
+A worker's few rewards have a large error.
 
 A worker's mean is winsorized: the four largest count as the fifth largest does, and the four
 smallest as the fifth smallest; two of a worker that sends a quarter of all, and so on. So four
 wrong rewards of any workers bend nothing.
 
-*Why four.* Among n rewards of 0 and 1 of which m are 1, j wrong ones raise the mean to (m + j) / n
-at most, and may lower it to max(0, m - j) / n later. The fall is 2 j / n at most, or all of it for
-m < j. Three standard errors are 3 sqrt(m + j) / n for rare ones. With m = j, the least for which it
-is 2 j / n, that is 3 sqrt(2 j) / n, and more than the fall while j is at most 4.
+*Why four.* Among n rewards of 0 and 1, j wrong ones make a fall of 2 j / n at most. Three standard
+errors, at the least mean for which it is that, are 3 sqrt(2 j) / n: more while j is at most 4.
 
 *Far rewards.* An event names rewards whose distance from the median is over 100 times that of the
 farthest tenth. An evaluation leaves out those that are over 1,000 times as far as the fifth

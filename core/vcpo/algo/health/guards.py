@@ -6,8 +6,7 @@
 
 The first two act while the early warning is critical. They prevent: the warning comes before the
 collapse. A rollback repairs: it answers a collapse of the mean training reward (or a warning, if
-the policy says so). The rewards are watched beside the warning because a high learning rate ruins a
-run on fresh data too, and the ESS of fresh data shows nothing of it.
+the policy says so), which data shows that is fresh and ruined by its rate.
 
 *Bounded.* A run is rolled back at most `MAX_ROLLBACKS` times, and every rollback lowers the rate.
 So a run that cannot be saved ends after its last step, as any other run.

@@ -1,19 +1,16 @@
 """Backoff of the learning rate of a run that seems to collapse, or has collapsed.
 
-Old data and a high learning rate cause a collapse together: the rate sets how far the policy moves
-in one step, and the lag sets over how many steps that adds up. A run that gets fresh data and keeps
-its rate recovers, and comes back to the same place as soon as its data may age again. So every
-warning that is bad enough (`GuardPolicy.answers`), and every rollback, also halves the rate.
+A run that gets fresh data and keeps its rate recovers, and comes back to the same place as soon as
+its data may age again. So every warning that is bad enough (`GuardPolicy.answers`), and every
+rollback, also halves the rate.
 
     a warning     halve the factor, at most once in `WINDOW_STEPS` steps
     a rollback    halve the factor and its ceiling for good, unless the warning of the same step did
     well          after `CALM_STEPS` well steps in a row, double the factor, up to the ceiling;
                   each later warning doubles that number of steps
 
-The warning stays critical for some steps after the cause is gone; only later steps show what the
-halving did. A false alarm so costs a few steps at half the rate. A run that cannot bear its rate
-tries it again after 10, 20, 40 steps and so on, ever more seldom. After a rollback the rate does
-not return: what the run did at the higher one is known. docs/inside/mathematics.md has the figures.
+A run that cannot bear its rate tries it again after 10, 20, 40 steps and so on, ever more seldom.
+docs/inside/mathematics.md has the figures.
 """
 
 from dataclasses import dataclass, replace

@@ -12,8 +12,8 @@ any pod that downloads a model of known size                                 the
   machine with two cores.
 - A memory limit keeps a process that leaks memory from ending its neighbors. A pod that reaches the
   limit reports `OOMKilled`. A pod with GPUs has none: only the user knows the size of such a model.
-- No CPU limit: throttling a process in the middle of a step helps nobody, and requests share a busy
-  node fairly. Three cores fit beside one GPU on the smallest machines that have one.
+- No CPU limit: requests share a busy node fairly, and three cores fit beside one GPU on the
+  smallest machines that have one.
 """
 
 from __future__ import annotations
