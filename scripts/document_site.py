@@ -27,12 +27,13 @@ _GENERATED: Final = {"reference.md": render_reference, "metrics.md": render_metr
 
 
 class _Count(logging.Handler):
-    """Keeps the warnings of a build."""
+    """Prints and keeps the warnings of a build."""
 
     lines: Final[list[str]] = []
 
     def emit(self, record: logging.LogRecord) -> None:
         self.lines.append(record.getMessage())
+        sys.stderr.write(f"{record.getMessage()}\n")
 
 
 def main() -> int:
@@ -46,8 +47,6 @@ def main() -> int:
     found = _Count(logging.WARNING)
     logging.getLogger("mkdocs").addHandler(found)
     build(load_config(str(ROOT / "mkdocs.yml")))
-    for line in found.lines:
-        sys.stderr.write(f"{line}\n")
     sums = {"pages": len(list(SITE.rglob("index.html"))), "broken_links": len(found.lines)}
     sys.stdout.write(f"{json.dumps(sums)}\n")
     return int(bool(found.lines))

@@ -39,17 +39,6 @@ def files() -> Iterator[Path]:
                 yield path
 
 
-def documents() -> list[Path]:
-    return [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md"))]
-
-
-def folder_table() -> list[str]:
-    """The folders that docs/architecture.md's last table has a row for."""
-    lines = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8").splitlines()
-    rows = lines[lines.index("| folder | what it holds | runs in |") + 2 :]
-    return [row.split("`")[1] for row in rows if row.startswith("|")]
-
-
 def product_folders() -> set[str]:
     """Folders of the packages with a module beside `__init__.py`; generated stubs aside."""
     modules = [
@@ -75,18 +64,27 @@ def test_core_and_operator_load_nothing_heavy():
 
 
 def test_the_architecture_has_a_row_for_every_product_folder():
-    assert sorted(product_folders() - set(folder_table())) == []
+    lines = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8").splitlines()
+    rows = lines[lines.index("| folder | what it holds | runs in |") + 2 :]
+    listed = {row.split("`")[1] for row in rows if row.startswith("|")}
+    assert sorted(product_folders() - listed) == []
 
 
 def test_documents_link_to_files_that_exist():
-    links = [
-        (document, target.partition("#")[0])
-        for document in documents()
-        for target in re.findall(r"\]\(([^)\s]+)\)", document.read_text(encoding="utf-8"))
-        if not re.match(r"[a-z]+:|#", target)
+    broken = [
+        f"{document.name}: {target}"
+        for document in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
+        for target in re.findall(r"\]\((?![a-z]+:|#)([^)\s#]+)", document.read_text("utf-8"))
+        if not (document.parent / target).exists()
     ]
-    broken = [target for document, target in links if not (document.parent / target).exists()]
     assert broken == []
+
+
+def test_the_site_has_every_page_in_its_menu():
+    menu = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2]
+    pages = {path.relative_to(ROOT / "docs").as_posix() for path in ROOT.glob("docs/**/*.md")}
+    listed = set(re.findall(r": ([\w/-]+\.md)$", menu, flags=re.M))
+    assert listed == pages | {"index.md", "metrics.md", "reference.md"}
 
 
 def test_no_file_knows_the_machine_it_was_written_on():
