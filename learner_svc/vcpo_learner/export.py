@@ -103,7 +103,7 @@ def _settings(options: Options, path: Path, manifest: CheckpointManifest) -> tup
             raise StartError(f"{path}: asks to run Python code of its model; {fix}")
         if options.model is None and not Path(settings.name).is_dir():
             fix = "give --model, the directory, name on the hub or URL of that model"
-            raise StartError(f"{path}: {settings.name!r} is no directory here; {fix}")
+            raise StartError(f"{path}: {settings.name!r} is not a directory here; {fix}")
     if options.model is not None:
         given |= {"name": options.model, "revision": None}
     if options.trust_remote_code:

@@ -94,7 +94,7 @@ def main() -> NoReturn:
     parser.add_argument("--tokens", action="store_true", help="show prompts token by token")
     options = parser.parse_args()
     messages = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what the user's code prints is no message
+    os.dup2(2, 1)  # what the user's code prints is not a message
     status = 0
     try:
         with start_errors():
@@ -233,7 +233,7 @@ class _Calls:
         while len(texts) < num_prompts and loop.time() < end_s:
             texts.append((await self.prompt(Split.EVALUATION, len(texts))).text)
         found = len(set(texts))
-        told = f"of {len(texts)} prompts only {found} differ, and an evaluation counts each once"
+        told = f"{found} distinct among {len(texts)} prompts, and an evaluation counts each once"
         warning = f"evaluation.prompts: {told}; set {found}, or give the environment more"
         return [] if found >= _FEW_REPEATED * len(texts) else [warning]
 

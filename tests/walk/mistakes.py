@@ -131,7 +131,7 @@ MISTAKES = (
     Mistake(
         name="a model folder that is not there",
         sets=("model.name=./modell",),
-        says=("spec.model.name: is no directory", "./modell"),
+        says=("spec.model.name: is not a directory", "./modell"),
     ),
     Mistake(
         name="a hub that cannot be reached",

@@ -41,7 +41,7 @@ def _require_place(node: object, key: str | int, above: Sequence[str | int]) -> 
     elif not isinstance(node, dict):
         item = f"{name}[{key}]" if key.isdigit() else f"{name}[0].{key}"
         fix = f"; name an item, such as {item}" if isinstance(node, list) else ""
-        raise ValueError(f"{name} is no section in the file, so it has no {key}{fix}")  # noqa: TRY004 - of a text that the user gave
+        raise ValueError(f"{name} is not a section in the file, so it has no {key}{fix}")  # noqa: TRY004 - of a text that the user gave
 
 
 def split_change(text: str) -> tuple[str, str]:

@@ -139,7 +139,7 @@ def _document(text: str, source: str) -> Any:
     except (YAMLError, ValueError) as error:  # ValueError: a date that no calendar has
         raise SpecError(source, [_file_problem(f"is not YAML: {error}")]) from error
     except (LookupError, TypeError) as error:  # `!!bool 3`, `{[{}]: 1}`: the parser lets them out
-        message = f"is not YAML: a tag does not fit its value, or a key is no text ({error})"
+        message = f"is not YAML: a tag does not fit its value, or a key is not text ({error})"
         raise SpecError(source, [_file_problem(message)]) from error
     except RecursionError as error:
         raise SpecError(source, [_file_problem("is nested too deeply")]) from error

@@ -128,7 +128,7 @@ def _absence(name: str, run_folder: Path) -> str | None:
     first, _, rest = name.partition("/")
     is_below_a_folder = bool(rest) and (run_folder / first).is_dir()
     if name.startswith((".", "/", "~")) or "/" in rest or is_below_a_folder:
-        return f"is no directory (checked {path})"
+        return f"is not a directory (checked {path})"
     if _is_offline():
         why = "nor in the Hugging Face cache, and HF_HUB_OFFLINE forbids the download"
         return f"is neither a directory ({path}) {why}"

@@ -118,8 +118,8 @@ def machine_warnings(run: VCPORun) -> Iterator[str]:
         yield f"spec.model.name: {run.spec.model.name!r} will be fetched when the run starts"
     elif model_folder(run.spec.model) is None:
         yield (
-            f"spec.model.name: {run.spec.model.name!r} is no directory beside the file and not in"
-            " the Hugging Face cache; it will be downloaded from the hub"
+            f"spec.model.name: {run.spec.model.name!r} is not a directory beside the file and not"
+            " in the Hugging Face cache; it will be downloaded from the hub"
         )
     if (learner := run.spec.learner).replicas > 1:
         yield (

@@ -64,7 +64,7 @@ def require_class(
     missing = [each for each in methods if not callable(getattr(found, each, None))]
     if isinstance(found, type) and not missing:
         return found
-    lacks = f"it has no {' and no '.join(missing)}" if isinstance(found, type) else "it is no class"
+    lacks = f"it has no {' and no '.join(missing)}" if isinstance(found, type) else "not a class"
     listed = f"{', '.join(methods[:-1])} and {methods[-1]}"
     raise ValueError(
         f"{field}: {name!r} is not {what} ({lacks}); it must be a class with the methods {listed}"

@@ -158,7 +158,7 @@ class Guard(grpc.aio.ServerInterceptor):
         try:
             return decode(message)
         except DecodeError as error:
-            text = f"message: {len(message)} bytes that are no message of this method"
+            text = f"message: {len(message)} bytes that are not a message of this method"
             raise _RefusedError(malformed, text) from error
 
 

@@ -133,7 +133,7 @@ def _function(path: str, field: str) -> Callable[..., Any]:
     except ValueError as error:
         raise OwnFunctionError(str(error)) from error
     if not callable(found) or isinstance(found, type):
-        raise _error(field, path, "is no function")
+        raise _error(field, path, "is not a function")
     function: Callable[..., Any] = found
     return function
 

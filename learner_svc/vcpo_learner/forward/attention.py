@@ -49,7 +49,7 @@ def select_attention(model: nn.Module, attention: Attention, *, packs: bool) -> 
     Raises: StartError, naming the field and the fix, if the model cannot.
     """
     policy = next((each for each in model.modules() if isinstance(each, PreTrainedModel)), None)
-    refusal = "it is no model of transformers" if policy is None else _refusal(policy)
+    refusal = "it is not a transformers model" if policy is None else _refusal(policy)
     if packs and (refusal is not None or attention is Attention.SDPA):
         reason = refusal or "learner.attention is sdpa, which does not keep trajectories apart"
         raise StartError(f"spec.batch.rowLayout: packed, but {reason}; use padded")

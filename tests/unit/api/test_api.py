@@ -80,7 +80,7 @@ def test_an_item_of_a_list_is_counted_from_zero(path):
         ("rollouts.1.maxReplicas=1", "has no 1; name an item, such as spec.rollouts[1]"),
         ("rollouts[2].maxReplicas=1", "spec.rollouts has 2 items in the file"),
         ("evaluation[0]=1", "has no items in the file"),
-        ("steps.x=1", "spec.steps is no section in the file, so it has no x"),
+        ("steps.x=1", "spec.steps is not a section in the file, so it has no x"),
         ("steps..x=1", "'steps..x' names no field"),
     ],
 )

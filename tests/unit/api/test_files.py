@@ -48,7 +48,7 @@ class TestYaml:
         assert "a tag does not fit its value" in message_of(f"a: {value}")
 
     def test_a_key_that_cannot_be_one_is_refused(self):
-        assert "a key is no text" in message_of("{[{}]: 0}")
+        assert "a key is not text" in message_of("{[{}]: 0}")
 
     def test_a_date_without_quotes_is_refused_with_the_cure(self):
         assert "put dates in quotes" in message_of(f"{HEAD}  steps: 2020-12-31")

@@ -106,12 +106,12 @@ class TestModels:
         folder = write_model(tmp_path / "models" / "tiny")
         assert not list(model_problems(run_of(f"file://{folder}")))
         (problem,) = map(str, model_problems(run_of("file:///nowhere/tiny")))
-        assert "is no directory (checked /nowhere/tiny)" in problem
+        assert "is not a directory (checked /nowhere/tiny)" in problem
 
     def test_a_misspelled_directory_is_not_taken_for_a_name_of_the_hub(self, tmp_path):
         write_model(tmp_path / "models" / "tiny")
         (problem,) = of_model(run_of("models/tinny"), tmp_path)
-        assert f": is no directory (checked {tmp_path}/models/tinny) (got 'models/ti" in problem
+        assert f": is not a directory (checked {tmp_path}/models/tinny) (got 'models/ti" in problem
 
     def test_with_downloads_switched_off_a_model_must_be_in_the_cache(
         self, tmp_path, monkeypatch, hub_cache
@@ -208,7 +208,7 @@ class TestEnvironments:
         rows, prompts = findings_of(run, folder).warnings
         assert rows.startswith("spec.environment.parameters.path: ")
         assert "4 of 6 rows are repeated" in rows
-        assert prompts.startswith("spec.evaluation.prompts: of 128 prompts only 1 differ, ")
+        assert prompts.startswith("spec.evaluation.prompts: 1 distinct among 128 prompts, ")
 
     def test_a_class_beside_the_run_file_is_found_from_anywhere(
         self, folder, tmp_path_factory, monkeypatch

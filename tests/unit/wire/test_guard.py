@@ -134,7 +134,7 @@ async def test_a_message_that_does_not_come_is_not_waited_for():
     ("messages", "problem"),
     [
         ([], "message: one must be sent"),
-        ([b"\xff"], "message: 1 bytes that are no message of this method"),
+        ([b"\xff"], "message: 1 bytes that are not a message of this method"),
     ],
     ids=["none", "not one"],
 )

@@ -140,7 +140,7 @@ class MismatchReview:
         return (
             "it is the same at all positions: compare the model's revision, the tokenizer, the"
             " temperature, `precision`, `quantization` and `noise` of the rollout groups, and state"
-            " of the model that is no parameter"
+            " of the model that is not a parameter"
         )
 
 

@@ -113,7 +113,7 @@ def pod_template(parent: Parent, defaults: OperatorDefaults, workload: Workload)
     for container in template["spec"]["containers"]:
         if not _IMAGE.fullmatch(container["image"]):
             place = f"{workload.place.removesuffix('.template')}: container '{container['name']}'"
-            why = "is no image; write its path in lower case, and one tag or digest"
+            why = "is not an image; write its path in lower case, and one tag or digest"
             raise ValueError(f"{place}: {container['image']!r} {why}")
         if container["name"] == workload.role.value:
             container["resources"] = _resources(parent, defaults, workload, container)

@@ -251,7 +251,7 @@ def test_a_loss_that_cannot_be_used_is_refused_with_what_is_wrong(function, mess
             "cannot be called: its parameter `prompt` is none of rewards, num_tokens",
         ),
         ("nothing", "returned None; it must return the advantage of each trajectory"),
-        ("math", "is no function"),
+        ("math", "is not a function"),
     ],
 )
 def test_a_baseline_that_cannot_be_used_is_refused_with_what_is_wrong(function, message):

@@ -336,7 +336,7 @@ def test_a_model_that_cannot_is_refused_with_the_field_and_the_cure(model, wante
         (sinks, Attention.AUTO, "GptOssForCausalLM has attention sinks"),
         (lambda: family_of("bloom"), Attention.AUTO, "BloomForCausalLM gives its attention a mask"),
         (lambda: family_of("llama4"), Attention.AUTO, "Llama4ForCausalLM gives its attention a"),
-        (lambda: torch.nn.Linear(1, 1), Attention.AUTO, "it is no model of transformers"),
+        (lambda: torch.nn.Linear(1, 1), Attention.AUTO, "it is not a transformers model"),
         (lambda: build("llama"), Attention.SDPA, "learner.attention is sdpa"),
     ],
     ids=["sinks", "bloom", "llama4", "another module", "sdpa"],

@@ -357,7 +357,7 @@ def test_a_pod_that_does_not_work_never_keeps_its_node_from_being_drained():
             {"containers": [{"name": "rollout", "env": [{"name": "A", "value": 1}]}]},
             r"`spec.containers\[rollout\].env\[A\].value` is 1; write it in quotes",
         ),
-        ({"containers": [{"name": "rollout", "image": "UP/A:1"}]}, "'UP/A:1' is no image"),
+        ({"containers": [{"name": "rollout", "image": "UP/A:1"}]}, "'UP/A:1' is not an image"),
     ],
 )
 def test_a_template_whose_pods_would_not_start_or_not_save_is_refused_with_the_fix(spec, told):

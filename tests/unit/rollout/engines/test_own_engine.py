@@ -60,7 +60,7 @@ def spec_of(engine: str, **arguments: object) -> VCPORunSpec:
     [
         ("no_such_package:Own", {}, ["'no_such_package:Own' cannot be imported"]),
         ("own_engine:Owm", {}, ["has no attribute 'Owm'", "check the spelling"]),
-        ("os:getcwd", {}, ["it is no class", "load, generate, swap_weights and close"]),
+        ("os:getcwd", {}, ["(not a class)", "load, generate, swap_weights and close"]),
         ("own_engine:Halt", {}, ["it has no swap_weights and no close"]),
         ("own_engine:Instance", {}, ["its `load` must be a class method"]),
         ("own_engine:Own", {"dept": 2}, ["engineArguments: {'dept': 2}", "known parameters are d"]),

@@ -357,13 +357,13 @@ async def test_a_good_environment_needs_no_word(write):
 async def test_repeated_rows_and_repeated_prompts_of_an_evaluation_are_told(write, tmp_path):
     module = write(prompt="return Prompt(text=f'{index % 12}', answer='')")
     (told,) = await try_environment(run_of(f"{module}:Task"))
-    assert told.startswith("evaluation.prompts: of 128 prompts only 12 differ, and an evaluation")
+    assert told.startswith("evaluation.prompts: 12 distinct among 128 prompts, and an evaluation")
     rows = tmp_path / "rows.jsonl"
     text = "".join(f'{{"prompt": "{n % 700}?", "answer": 1}}\n' for n in range(750))
     rows.write_text(text)
     told = await try_environment(run_of("data_set", parameters={"path": str(rows)}))
     assert "rows.jsonl': 50 of 750 rows are repeated" in told[0]
-    assert told[1].startswith("evaluation.prompts: of 128 prompts only ")
+    assert " distinct among 128 prompts, " in told[1]
 
 
 @pytest.mark.parametrize(
