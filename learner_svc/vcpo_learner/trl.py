@@ -140,7 +140,6 @@ class _StepRates(TrainerCallback, ExportableState):
         self._rates = ExitStack()
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **keywords: Any) -> None:
-        """Set the rates of a step."""
         if self._rule is None:
             self._rule = StepRule(keywords["optimizer"], max_lag_steps=_largest_lag(args))
             if saved := state.stateful_callbacks.get(type(self).__name__):
@@ -175,7 +174,6 @@ def _largest_lag(args: Any) -> int:
 
 
 def _require_supported(trainer: VCPOTrainer) -> None:
-    """Raise ValueError for an argument that the method has no place for."""
     args = trainer.args
     if args.beta:
         raise ValueError(f"beta is {args.beta}: the method has no KL penalty; give 0.0")

@@ -99,7 +99,6 @@ def run_to_yaml(run: VCPORun) -> str:
 
 
 def _apply_changes(document: dict[Any, Any], changes: Sequence[str]) -> dict[Any, Any]:
-    """Return a run file's document with some fields set."""
     for change in changes:
         try:
             field, text = split_change(change)
@@ -146,7 +145,6 @@ def _document(text: str, source: str) -> Any:
 
 
 def _mapping(text: str, source: str) -> dict[Any, Any]:
-    """Return a document that is a mapping."""
     document = _document(text, source)
     if not isinstance(document, dict):
         kind = "empty" if document is None else f"a {type(document).__name__}"

@@ -37,7 +37,6 @@ class RunLimits:
 
     @classmethod
     def of(cls, spec: VCPORunSpec) -> RunLimits:
-        """Read the limits of a run."""
         return cls(
             pending_s=spec.pending_deadline_seconds,
             startup_s=spec.startup_deadline_seconds,

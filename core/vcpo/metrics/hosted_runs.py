@@ -171,7 +171,6 @@ class HostedRuns:
         self.show(name, dataclasses.replace(shown.run, conditions=conditions, decision=None))
 
     def forget(self, name: RunName) -> None:
-        """Remove every series of a deleted run."""
         if (shown := self._shown.pop(name, None)) is not None:
             for gauge, labels in shown.series:
                 gauge.remove(*name, *labels)

@@ -87,7 +87,6 @@ class MetricsServer:
     _thread: Thread
 
     def close(self) -> None:
-        """Stop the server and free the port."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()

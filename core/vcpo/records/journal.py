@@ -238,7 +238,6 @@ def _record(record_type: type[_Record], entry: Mapping[str, Any]) -> Iterable[_R
 
 
 def _entries(lines: bytes) -> Iterator[dict[str, Any]]:
-    """Yield the JSON objects among lines."""
     for line in lines.split(b"\n"):
         try:
             entry = json.loads(line)

@@ -347,7 +347,6 @@ def _tables(recorded: RecordedRun, suffix: str = "") -> dict[str, dict[str, Any]
 def _places(
     recorded: RecordedRun, records: Sequence[StepRecord | EvaluationRecord]
 ) -> dict[str, list[float]]:
-    """Return where records stand on both horizontal axes."""
     elapsed_s = [recorded.clock.elapsed_s(each.time_unix_s) for each in records]
     return {
         "step": [each.step for each in records],

@@ -41,7 +41,6 @@ class Vocabulary:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, *, num_rows: int) -> Self:
-        """Return the tokens of a tokenizer that a model has rows for."""
         ids = frozenset(tokenizer.get_vocab().values())
         if ids <= set(tokenizer.all_special_ids):
             raise ValueError("the tokenizer has no token for text; its files are missing")

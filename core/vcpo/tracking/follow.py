@@ -125,7 +125,6 @@ class Followers:
         self._processes: list[subprocess.Popen[bytes]] = []
 
     def start(self, run: VCPORun, run_file: Path, run_dir: Path) -> None:
-        """Start one for each sink of the run."""
         for index in range(len(run.spec.tracking.sinks)):
             command = module_command(__name__, str(run_file), str(run_dir), str(index))
             process = subprocess.Popen(  # noqa: S603 - our own module

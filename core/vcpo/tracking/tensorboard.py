@@ -77,7 +77,6 @@ class TensorBoardSink:
         self._writer.close()
 
     def _void_from(self, step: int) -> None:
-        """Say that what was written from a step on does not count."""
         from tensorboardX.proto.event_pb2 import SessionLog
 
         start = SessionLog(status=SessionLog.START)

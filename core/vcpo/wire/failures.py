@@ -58,7 +58,6 @@ class Failure:
 
     @property
     def sentence(self) -> str:
-        """All fields in one line."""
         parts = (self.cause.value, self.exception_type, self.message)
         text = ": ".join(part for part in parts if part)
         return f"{text} ({self.location})" if self.location else text

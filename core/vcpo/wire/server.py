@@ -70,7 +70,6 @@ class WireServer:
         return port
 
     async def set_serving(self, *, serving: bool) -> None:
-        """Set whether health checks report SERVING."""
         status = (
             health_pb2.HealthCheckResponse.SERVING
             if serving

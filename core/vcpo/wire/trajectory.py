@@ -165,7 +165,6 @@ class Trajectory(_Versioned):
         return min(span.policy_version for span in self.version_spans)
 
     def num_fresh_tokens(self, policy_version: int) -> int:
-        """Return the number of response tokens that a version alone sampled."""
         return sum(
             span.num_tokens
             for span in self.version_spans

@@ -91,7 +91,6 @@ class Admission:
         return self._ledger.num_groups_within(most)
 
     def surplus_trajectories(self, step: int) -> int:
-        """Return how many trajectories in flight an over-provisioned run does not need."""
         if self._batch.over_provision_ratio == 1.0:
             return 0
         counts = self._ledger.counts()

@@ -349,7 +349,6 @@ class Dispatcher:
         return is_ours and request.held_policy_version >= self.policy_version
 
     def _release_lost(self, request: WorkRequest) -> None:
-        """End the leases that were granted to the worker and that it does not know of."""
         if request.held_lease_ids is None:
             return
         for owner in (self.ledger, self._round):

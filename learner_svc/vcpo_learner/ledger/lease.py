@@ -135,7 +135,6 @@ class Lease:
 
     @property
     def oldest_version(self) -> int:
-        """The oldest version that a token of a response may be of."""
         spans = chain.from_iterable(each.version_spans for each in self.partial_responses)
         return min([self.held_version, *(span.policy_version for span in spans)])
 
@@ -204,7 +203,6 @@ class Lease:
         return replace(self._waiting(), partial_responses=tuple(unfinished))
 
     def without_tokens_before(self, step: int) -> Self:
-        """Return the prompt without responses that hold a token of an earlier step."""
         return replace(
             self,
             partial_responses=tuple(

@@ -188,7 +188,6 @@ class GroupBuffer:
         return [group for _, group in self._groups]
 
     def add(self, groups: Iterable[Lease]) -> None:
-        """Buffer groups."""
         for group in groups:
             insort(self._groups, (group.oldest_step, group))
             self.num_trajectories += len(group.accepted)

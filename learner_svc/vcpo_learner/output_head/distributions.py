@@ -80,7 +80,6 @@ class _Sums:
     surprise: Tensor | None
 
     def part(self, tokens: slice) -> _Sums:
-        """Views of some tokens' sums."""
         return _Sums(
             largest=self.largest[tokens],
             total=self.total[tokens],

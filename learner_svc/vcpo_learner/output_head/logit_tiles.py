@@ -134,7 +134,6 @@ class TiledLogits:
             return torch.mm(left, right) if out is None else torch.mm(left, right, out=out)
 
     def add_product(self, total: Tensor, left: Tensor, right: Tensor) -> None:
-        """Add the product of two matrices of `factors` to `total`."""
         if left.dtype != total.dtype:
             torch.addmm(total, left, right, out_dtype=total.dtype, out=total)
             return

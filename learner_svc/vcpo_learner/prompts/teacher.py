@@ -126,7 +126,6 @@ class PromptTeacher:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a `state_dict` of the same vocabulary and width."""
         self._network.load_state_dict(state["network"])
         self._optimizer.load_state_dict(state["optimizer"])
         self._generator.set_state(state["generator"])

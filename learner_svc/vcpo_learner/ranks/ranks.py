@@ -125,7 +125,6 @@ class Ranks:
         return values
 
     def least(self, value: int) -> int:
-        """Return the smallest value of all ranks."""
         if self.communication is None:
             return value
         found = torch.tensor(value)

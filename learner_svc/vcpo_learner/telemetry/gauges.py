@@ -95,7 +95,6 @@ class LearnerGauges:
             metrics.policy_lag_steps.observe(max(0, step - trajectory.oldest_step))
 
     def _show_stages(self) -> None:
-        """Show where the time since the step before went."""
         waited_s = self._signals.waited_s()
         self.add_stage(Stage.WAIT, waited_s - self._waited_s)
         self._waited_s = waited_s

@@ -83,7 +83,6 @@ class SignalWindow:
         self._working_since_s = self._clock()
 
     def record_step(self, record: StepRecord) -> None:
-        """Note a finished step."""
         self.steps.append(record)
         self._marks.append(self._mark())
         self._last_step_s = self._clock()

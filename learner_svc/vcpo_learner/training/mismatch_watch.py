@@ -97,7 +97,6 @@ class MismatchWatch:
         }
 
     def _by_engine(self, gaps: Mapping[str, float]) -> dict[str, float]:
-        """Return the gap of the median worker of each engine."""
         engines = {each.name: each.engine_name for each in self.spec.rollouts}
         for each in self.dispatcher.registry.workers():
             if each.rollout_group in engines:

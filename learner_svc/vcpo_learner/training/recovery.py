@@ -44,7 +44,6 @@ class Recovery:
     step_log: StepLog
 
     def require_unused(self) -> None:
-        """Check that the run directory holds nothing of another run."""
         held = ""
         if steps := self.saver.checkpoints.steps():
             held = f"a checkpoint of step {steps[-1]}"

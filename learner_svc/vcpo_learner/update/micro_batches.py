@@ -196,7 +196,6 @@ class MicroBatchRunner:
             return token_logprobs(self.network, batch, temperature=self.temperature)
 
     def autocast(self) -> AbstractContextManager[object]:
-        """Return the context in which the model computes in the run's number type."""
         if not self._use_bfloat16:
             return nullcontext()
         return torch.autocast(self.device.type, dtype=torch.bfloat16)

@@ -56,7 +56,6 @@ class RunHealth:
 
     @property
     def rollback_need(self) -> RollbackNeed:
-        """Whether the run is to be rolled back after the observed step."""
         return self.guards.rollback_need(
             self.level,
             has_collapsed=self.rewards.has_collapsed,
@@ -92,7 +91,6 @@ class RunHealth:
         self._observe(StepHealth(relative_ess=0.0), rewards)
 
     def window_fields(self) -> dict[str, Any]:
-        """Return the fields of the step's record about the window of rewards."""
         last = self.rewards.last
         if last is None:
             return {}
@@ -110,7 +108,6 @@ class RunHealth:
         )
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a `state_dict`."""
         saved = _STATE.validate_python(state)
         self._warning, self.rewards = saved.early_warning, saved.rewards
         self.rollbacks = saved.rollbacks

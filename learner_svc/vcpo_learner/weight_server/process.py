@@ -171,7 +171,6 @@ class WeightServer:
         return process.returncode, has_served
 
     def _take(self, process_id: int, report: Mapping[str, Any]) -> None:
-        """Take a report of the process."""
         if "port" in report:
             port: int = report["port"]
             self._listen = f"{self._listen.rpartition(':')[0]}:{port}"

@@ -205,7 +205,6 @@ class VersionFolder:
     def open(
         cls, settings: Weights, run: str, run_dir: Path, *, incarnation: str, shard: int
     ) -> Self:
-        """Return the folder of a rank as the spec says."""
         url = settings.store_url
         try:
             if url is None:
@@ -220,7 +219,6 @@ class VersionFolder:
             ) from error
 
     def write(self, name: str, content: Payload) -> None:
-        """Write a file that nobody knows of yet."""
         self._written.add(name)
         path = f"{self._path}/{name}"
         try:
@@ -246,11 +244,9 @@ class VersionFolder:
         return self._mapped
 
     def maps(self, content: PayloadMemory) -> bool:
-        """Return whether content is the memory of the mapped file."""
         return content is self._mapped
 
     def name(self, name: str) -> None:
-        """Give the mapped file a name under which it is served."""
         os.link(Path(self._path) / _MAPPED, Path(self._path) / name)
         self._written.add(name)
 

@@ -133,7 +133,6 @@ def _together(parent: Parent) -> Manifest:
 
 
 def _weights_ports(num_ranks: int) -> list[Manifest]:
-    """Return the ports at which the ranks of a pod send weights."""
     names = ["weights", *(f"weights-{rank}" for rank in range(1, num_ranks))]
     return [
         {"name": name, "containerPort": LEARNER_WEIGHTS_PORT + rank}

@@ -165,7 +165,6 @@ class LastDecision(Part):
 
     @classmethod
     def of(cls, change: LimitChange) -> Self:
-        """Return a change of the lag limit as the status holds it."""
         return cls(
             time_s=float(int(change.decided_s)),
             kind=change.kind,

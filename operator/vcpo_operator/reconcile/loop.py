@@ -44,7 +44,6 @@ class RunQueue:
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def add(self, key: RunKey, after_s: float = 0.0) -> None:
-        """Make a run due in `after_s` seconds at the latest."""
         entry = self._entries.setdefault(key, _Entry())
         due_s = max(self.clock() + after_s, entry.not_before_s)
         entry.due_s = due_s if entry.due_s is None else min(entry.due_s, due_s)

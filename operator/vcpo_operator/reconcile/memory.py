@@ -154,7 +154,6 @@ class RunMemory:
             self._unwatched[kind, name] = child
 
     def with_unwatched(self, observed: ObservedState) -> ObservedState:
-        """Return the observed state with the children of unwatched kinds."""
         watched = (each for each in observed.children if each.kind not in UNWATCHED)
         children = (*self._unwatched.values(), *watched)
         return replace(
@@ -196,7 +195,6 @@ class RunMemory:
         )
 
     def is_refused(self, action: Apply, now_s: float) -> bool:
-        """Whether the API server has called this manifest invalid within the last minutes."""
         known = self._refusals.get(action.child.digest)
         if known is None or known.was_new is action.force:
             return False

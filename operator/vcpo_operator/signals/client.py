@@ -115,7 +115,6 @@ class LearnerConnections:
         return None if error is None else silence_cause(error)
 
     async def send(self, key: RunKey, command: Throttle | Drain | ReleaseLeases) -> None:
-        """Send a command to the learner."""
         control = self._connect(key).control
         try:
             match command:

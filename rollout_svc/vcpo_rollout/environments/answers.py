@@ -63,7 +63,6 @@ def extract_boxed(text: str) -> str | None:
 
 
 def _without_bold(answer: str) -> str:
-    """Return an answer without the asterisks of Markdown around the whole of it."""
     answer = answer.strip()
     bare = answer.removeprefix("**").removesuffix("**")
     return bare.strip() if len(answer) - len(bare) == 4 and "**" not in bare else answer

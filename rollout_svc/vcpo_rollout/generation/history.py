@@ -157,7 +157,6 @@ def replied_turns(partial_response: PartialResponse, endings: Endings) -> list[T
 def _split(
     spans: Sequence[VersionSpan], num_tokens: int
 ) -> tuple[list[VersionSpan], list[VersionSpan]]:
-    """Split version spans after the first `num_tokens` sampled tokens."""
     first, rest = [], []
     for span in spans:
         num_first = min(span.num_tokens, num_tokens)

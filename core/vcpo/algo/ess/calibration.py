@@ -117,7 +117,6 @@ class MismatchCalibration:
         return self._with(kept[-size:], age_steps=0)
 
     def without(self, workers: Collection[str]) -> Self:
-        """Return the calibration without what these workers have shown."""
         if not workers:
             return self
         rest = tuple(each for each in self.blocks if each.worker not in workers)

@@ -192,7 +192,6 @@ class TrustRegion:
         return replace(self, squared_rates=kept[first:], bound=bound if is_new else self.bound)
 
     def continue_from(self, saved: "TrustRegion") -> Self:
-        """Return this region's settings with what another one has seen."""
         kept = saved.squared_rates
         means = zip(self._spans, saved.means, strict=False)
         return replace(

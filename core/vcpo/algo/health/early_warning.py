@@ -114,7 +114,6 @@ class EarlyWarning:
     level: WarningLevel = WarningLevel.OK
 
     def observe(self, step: StepHealth) -> Self:
-        """Return the warning after one more step."""
         seen = self.seen + 1
         kept = (1.0 - 1.0 / SMOOTHING_STEPS) ** seen
         # The share of the newest step in a mean whose weights sum to 1 from the first step on.

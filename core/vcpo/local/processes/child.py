@@ -177,7 +177,6 @@ class Liveness:
         """Time of the first unanswered check, by process id and whether the process serves."""
 
     def record(self, child: ChildProcess, *, answered: bool) -> None:
-        """Record whether a process answered the current health check."""
         if answered:
             self._unanswered_since_s.pop(_key(child), None)
         else:
@@ -188,7 +187,6 @@ class Liveness:
         return now_s - self._unanswered_since_s.get(_key(child), now_s)
 
     def is_hung(self, child: ChildProcess) -> bool:
-        """Return whether a process is hung."""
         return is_hung(
             silent_s=self.silent_s(child),
             has_started=child.ready is not None,
@@ -196,7 +194,6 @@ class Liveness:
         )
 
     def retain(self, children: Iterable[ChildProcess]) -> None:
-        """Forget all processes but these."""
         kept = {child.process.pid for child in children}
         self._unanswered_since_s = {
             key: since_s for key, since_s in self._unanswered_since_s.items() if key[0] in kept

@@ -124,7 +124,6 @@ class EventFeed:
         self._seen: Counter[tuple[str, str]] = Counter()
 
     def new_lines(self) -> list[str]:
-        """Return the lines to show of the events since the last call."""
         lines = []
         for event in self._tail.read():
             if event.source == self._own_source or event.level >= logging.ERROR:

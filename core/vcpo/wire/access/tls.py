@@ -72,7 +72,6 @@ class CertificateFolder:
         return Trust(authority=self._authority, server_name=server_name)
 
     def server_context(self) -> ssl.SSLContext:
-        """Return a context to serve with the certificate that the files hold now."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(self._path / CERTIFICATE_FILE, self._path / PRIVATE_KEY_FILE)
         return context

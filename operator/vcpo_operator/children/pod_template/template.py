@@ -147,7 +147,6 @@ def moving_images(children: Iterable[Child]) -> Iterator[str]:
 
 
 def _own_containers(template: Mapping[str, Any], role: Role) -> Mapping[str, Any]:
-    """Return the template of all pods without the container of the other role."""
     spec = template.get("spec")
     containers = spec.get("containers") if isinstance(spec, Mapping) else None
     if not isinstance(spec, Mapping) or not isinstance(containers, list):
@@ -305,7 +304,6 @@ def _container(parent: Parent, defaults: OperatorDefaults, workload: Workload) -
 
 
 def _serving(workload: Workload) -> Manifest:
-    """Return ports and probes of a container that serves."""
     port = workload.health_port
     return {
         "ports": [
@@ -344,7 +342,6 @@ def _environment(parent: Parent, defaults: OperatorDefaults, workload: Workload)
 
 
 def _hub(parent: Parent) -> list[Manifest]:
-    """Return the variables by which libraries find the hub's token and the volume for models."""
     pods, variables = parent.run.spec.pods, list[Manifest]()
     if pods.token_secret_name is not None:
         reference = {"name": pods.token_secret_name, "key": "token"}
