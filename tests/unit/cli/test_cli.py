@@ -86,7 +86,9 @@ class TestHelp:
 
 
 class TestValidate:
-    def test_what_was_found_of_a_run_is_said(self, tmp_path):
+    def test_what_was_found_of_a_run_is_said(self, tmp_path, monkeypatch):
+        no_gpu = GpuUse(learner=False, groups=frozenset(), has_vllm=False)
+        monkeypatch.setattr("vcpo.cli.main.local_gpu_use", lambda spec: no_gpu)
         (tmp_path / "run.yaml").write_text(RUN.replace("{name: m}", f"{{name: {TINY}}}") + SHORT)
         found = vcpo("validate", tmp_path / "run.yaml").stdout
         for line in (
@@ -117,9 +119,7 @@ class TestValidate:
         checked = vcpo("validate", run_file, "--set", "algorithm.maxPolicyLagSteps=3")
         assert "lag at most 3 versions" in checked.stdout
 
-    def test_a_learner_that_needs_a_gpu_and_asks_a_cluster_for_none_is_warned_about(
-        self, run_file, monkeypatch
-    ):
+    def test_a_learner_that_needs_a_gpu_and_asks_a_cluster_for_none_is_warned_about(self, run_file):
         run_file.write_text(RUN + "  learner: {precision: bfloat16}\n", encoding="utf-8")
         assert vcpo("validate", run_file).stderr == (
             "warning: in a cluster: The learner asks for no GPU, and its precision 'bfloat16' is"

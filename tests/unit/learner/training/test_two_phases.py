@@ -6,6 +6,7 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -214,33 +215,37 @@ def test_a_worker_that_fetches_from_two_ranks_has_every_version_bit_for_bit(tmp_
     assert 2 * num_parameters // 2 <= size_bytes < 2 * num_parameters * 3 // 4
 
 
-def rank_1_dies_before_it_reports_version_2():
-    """It is killed when it has written its files and workers can read them."""
+def rank_1_dies_before_it_reports_version_2(begun):
+    """It is killed when workers can read its files, and rank 0 has begun to wait for it."""
     exchange = publication_module.exchange_shards
 
     def fatal(ranks, version, own=None):
         if version == 2:
+            begun.read_bytes()
             os.kill(os.getpid(), signal.SIGKILL)
         return exchange(ranks, version, own)
 
     publication_module.exchange_shards = fatal
 
 
-async def lose_version_2(leader, worker):
+async def lose_version_2(leader, worker, *, begun):
     """Publish versions until one is lost; what a worker has and hears then."""
     await worker.take()
     await leader.begin_next()
     await worker.take()
     await leader.begin_next()
+    begun.write_bytes(b"")
     # As the training loop waits for a batch that only the next version would bring.
     with pytest.raises(LostRankError) as lost:
-        await leader.publication.unless_it_fails(asyncio.sleep(PATIENCE_S))
+        await leader.publication.unless_it_fails(asyncio.Event().wait())
     newest = await worker.manifest_after(0.0)
     return str(lost.value), newest.policy_version, leader.policies.newest.policy_version
 
 
 def test_a_version_of_a_rank_that_dies_between_the_phases_is_never_announced(tmp_path):
-    work = Publishing(lose_version_2, tmp_path / "1", rank_1_dies_before_it_reports_version_2)
+    os.mkfifo(begun := tmp_path / "begun")
+    rank_1_dies = partial(rank_1_dies_before_it_reports_version_2, begun)
+    work = Publishing(partial(lose_version_2, begun=begun), tmp_path / "1", rank_1_dies)
     leader, lost = end_ranks(2, work, timeout_s=30)
     assert lost.status == -signal.SIGKILL
     assert leader.error == ""

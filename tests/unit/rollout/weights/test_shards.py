@@ -17,9 +17,7 @@ from tests.fixtures.rollout.shards import (
 from vcpo.wire.weights import CorruptWeightsError, shards_of
 from vcpo_rollout.weights.receiver import _FullSet
 
-VERSIONS = [first_tensors()]
-for seed in range(1, 4):
-    VERSIONS.append(with_changes(VERSIONS[-1], seed))
+FIRST = first_tensors()
 
 
 def sent(learner):
@@ -42,11 +40,11 @@ async def test_a_shard_that_arrives_while_room_is_made_for_another_is_not_lost(m
         allocate(self)
 
     def arrive(full_set, shard):
-        full_set.take(shard, bytearray(learner.shard_file(shard, VERSIONS[0])))
+        full_set.take(shard, bytearray(learner.shard_file(shard, FIRST)))
 
     monkeypatch.setattr(_FullSet, "_allocate", slow)
     with sharded_learner(TWO_RANKS) as learner:
-        learner.publish(0, VERSIONS[0])
+        learner.publish(0, FIRST)
         full_set = _FullSet(shards_of(learner.manifest()))
         arrive(full_set, 0)
         later[0].join()
@@ -56,7 +54,7 @@ async def test_a_shard_that_arrives_while_room_is_made_for_another_is_not_lost(m
 async def test_a_server_that_dies_in_the_middle_leaves_the_bytes_of_all_shards():
     with sharded_learner(TWO_RANKS) as learner:
         worker = ShardedWorker(learner)
-        learner.publish(0, VERSIONS[0])
+        learner.publish(0, FIRST)
         learner.servers[1].failures = [cut_at(1000), cut_at(0)]
         assert await worker.take() is None
         assert await worker.take() is None
@@ -65,7 +63,7 @@ async def test_a_server_that_dies_in_the_middle_leaves_the_bytes_of_all_shards()
         learner.start(1)
         assert (await worker.take()).policy_version == 0
         assert [offset for _, offset in learner.servers[1].requests] == [0, 1000, 1000]
-        assert sent(learner) == [len(learner.shard_file(n, VERSIONS[0])) for n in (0, 1)]
+        assert sent(learner) == [len(learner.shard_file(n, FIRST)) for n in (0, 1)]
 
 
 @st.composite
@@ -73,7 +71,7 @@ def cuts_of_model(draw):
     """Where one to four ranks' rows begin and end, for each tensor at other rows."""
     num_ranks = draw(st.integers(1, 4))
     cuts = {}
-    for name, tensor in VERSIONS[0].items():
+    for name, tensor in FIRST.items():
         rows = tensor.shape[0] if tensor.ndim else 1
         inner = sorted(
             draw(st.lists(st.integers(0, rows), min_size=num_ranks - 1, max_size=num_ranks - 1))
@@ -87,7 +85,7 @@ class History:
 
     def __init__(self, learner):
         self._learner = learner
-        self._tensors, self.version = VERSIONS[0], -1
+        self._tensors, self.version = FIRST, -1
         self._early = {}
         """Prepared by rank, of the version that is announced next."""
         self.publish()
