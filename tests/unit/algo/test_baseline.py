@@ -145,10 +145,6 @@ def test_the_mean_of_equal_rewards_is_that_reward_to_the_bit(reward: float, coun
     assert mean_baseline([reward] * count) == reward
 
 
-def test_the_mean_of_known_rewards() -> None:
-    assert mean_baseline([1, 0, 0, 1, 1, 0, 0, 0]) == 0.375
-
-
 @pytest.mark.parametrize("value", [math.nan, math.inf], ids=str)
 def test_a_norm_that_is_no_number_is_named_with_its_place(value: float) -> None:
     with pytest.raises(NonFiniteWeightError, match=rf"squared_norms\[1\] is {value}"):
@@ -164,11 +160,6 @@ def test_a_reward_that_is_no_number_is_named_with_its_place(value: float) -> Non
 def test_a_negative_square_is_refused() -> None:
     with pytest.raises(ValueError, match=r"squared_norms\[0\] is -1.0"):
         optimal_baseline([1.0], [-1.0])
-
-
-def test_an_empty_group_is_refused() -> None:
-    with pytest.raises(ValueError, match="rewards is empty"):
-        optimal_baseline([], [])
 
 
 def test_numbers_for_another_count_of_trajectories_are_refused() -> None:

@@ -6,7 +6,7 @@ import sys
 import pytest
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from benchmarks.model_families.__main__ import main, summary
+from benchmarks.model_families.__main__ import main
 from benchmarks.model_families.families import FAMILIES
 from benchmarks.model_families.table import (
     COLUMNS,
@@ -17,7 +17,6 @@ from benchmarks.model_families.table import (
     judge,
     judge_row,
     read,
-    render,
     updated,
     worsened,
     write_page,
@@ -77,15 +76,6 @@ def test_a_page_is_read_as_it_was_written(tmp_path):
     assert page.count("use padded") == 1
 
 
-def test_a_page_without_a_table_has_no_rows():
-    assert read("# Models\n\nNothing yet.\n") == Table()
-
-
-def test_a_column_that_the_page_lacks_was_not_run():
-    page = render(Table(rows={"llama": {"hf": RIGHT}})).replace("vllm", "another")
-    assert read(page).cell("llama", "vllm") == NOT_RUN
-
-
 def test_cells_that_a_run_did_not_measure_stay_and_rows_keep_the_order_of_the_families():
     before = Table(rows={"gpt2": {"hf": WRONG, "vllm": RIGHT}, "gone": {"hf": RIGHT}})
     measured = Table(rows={"llama": {"hf": RIGHT}, "gpt2": {"hf": RIGHT}})
@@ -105,19 +95,6 @@ def test_a_cell_that_was_right_and_is_wrong_or_refused_is_worse_and_no_other_is(
         }
     )
     assert worsened(before, after) == ["a: hf", "a: vllm"]
-
-
-def test_the_last_line_counts_every_row_once():
-    after = Table(rows={"a": {"hf": RIGHT}, "b": {"hf": REFUSED}, "c": {"hf": WRONG}})
-    assert summary(Table(), after) == {
-        "families": 3,
-        "agree": 1,
-        "refused": 1,
-        "wrong": 1,
-        "refused_names": ["b"],
-        "wrong_names": ["c"],
-        "worsened": [],
-    }
 
 
 def test_families_have_names_of_their_own_and_are_causal_models_of_transformers():
@@ -146,8 +123,3 @@ def test_two_families_are_judged_and_a_cell_that_has_become_wrong_fails(
     assert run_main(monkeypatch, *given, "--families", "mamba") == 1
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (found["wrong"], found["worsened"]) == (0, ["mamba: hf"])
-
-
-def test_an_unknown_family_is_refused(monkeypatch, capsys):
-    assert run_main(monkeypatch, "--families", "qwen3,qwen33") == 2
-    assert "['qwen33'] are none of qwen3" in capsys.readouterr().err

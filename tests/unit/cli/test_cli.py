@@ -78,9 +78,6 @@ def test_an_interrupt_while_modules_are_imported_leaves_no_traceback(tmp_path):
 
 
 class TestHelp:
-    def test_no_command_at_all_is_answered_with_help(self):
-        assert "vcpo validate run.yaml" in vcpo().output
-
     def test_the_version_is_that_of_the_package(self):
         assert vcpo("--version").stdout == f"vcpo {package.__version__}\n"
 

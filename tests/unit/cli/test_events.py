@@ -47,12 +47,6 @@ def test_events_of_host_and_learner_are_printed_by_time(run_dir):
     assert second == "2033-05-18 03:33:20Z  ho t     Sca ed               b ]0;"
 
 
-def test_events_that_repeat_are_one_line_that_says_how_many_and_since_when(run_dir):
-    write_events(run_dir, *((float(at), "learner", "StepSkipped", f"{at}") for at in range(176)))
-    (line,) = vcpo("events", run_dir).output.splitlines()
-    assert line.endswith("175 (176 of these since 1970-01-01 00:00:00Z)")
-
-
 @pytest.mark.parametrize(
     ("options", "expected"),
     [

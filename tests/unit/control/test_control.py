@@ -48,11 +48,6 @@ def test_the_pause_doubles_up_to_a_minute():
     assert pauses_s == [0, 0, 1, 2, 4, 8, 16, 32, 60, 60, 60]
 
 
-@given(st.integers(min_value=0, max_value=10**9))
-def test_a_pause_is_never_longer_than_a_minute(failures: int):
-    assert 0 <= FailureStreak(failures=failures).pause_s <= 60
-
-
 @given(st.lists(st.integers(min_value=0, max_value=20), max_size=50))
 def test_a_streak_is_as_long_as_the_list_since_the_last_record(progress: list[int]):
     records = [at for at, reached in enumerate(progress) if reached > max(progress[:at], default=0)]

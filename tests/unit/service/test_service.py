@@ -26,7 +26,6 @@ from vcpo.service.lifecycle import (
 )
 from vcpo.service.logs import JsonLine
 from vcpo.service.model_config import (
-    WITH_LANGUAGE_MODEL,
     config_problem,
     is_known_family,
 )
@@ -264,10 +263,6 @@ def test_every_causal_family_of_the_library_is_known_and_none_is_refused_by_its_
     assert not is_known_family({"model_type": "house_model"})
 
 
-def test_families_with_other_inputs_are_those_that_the_library_loads_for_text():
-    assert MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.keys() >= WITH_LANGUAGE_MODEL
-
-
 READY = Ready(pid=12, grpc_port=7600, metrics_port=7601)
 TIMEOUT_S = 60
 SERVICE = """
@@ -503,11 +498,6 @@ def test_the_cause_of_an_end_is_kept_and_the_first_one_stays(tmp_path, form, cod
     file = tmp_path / "end"
     said(code, VCPO_LOG_FORMAT=form, VCPO_TERMINATION_LOG=str(file))
     assert (file.read_text() if file.exists() else "") == cause
-
-
-def test_text_is_for_people():
-    (line,) = said("logging.info('serving')").splitlines()
-    assert line.endswith(" INFO serving")
 
 
 MOMENT_UNIX_S = 1_600_000_000.25  # 2020-09-13 12:26:40.250 UTC

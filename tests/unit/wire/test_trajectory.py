@@ -242,10 +242,6 @@ def test_the_lowest_logprob_of_a_sampled_token_is_accepted():
             "rollout_logprobs: must be one per token (3), got '4 values'",
         ),
         (
-            lambda one: setattr(one, "rollout_logprobs", float32s(-1.0, -1.0)),
-            "rollout_logprobs: must be one per token (3), got '2 values'",
-        ),
-        (
             lambda one: setattr(one, "response_token_ids", b"12345"),
             "response_token_ids: must be a multiple of 4 bytes, got '5 bytes'",
         ),
@@ -270,10 +266,6 @@ def test_the_lowest_logprob_of_a_sampled_token_is_accepted():
             "reward: must be a finite number, got nan",
         ),
         (
-            lambda one: setattr(one, "reward", float("-inf")),
-            "reward: must be a finite number, got -inf",
-        ),
-        (
             lambda one: one.reward_parts.update(right=float("nan")),
             "reward_parts.right: must be a finite number, got nan",
         ),
@@ -288,10 +280,6 @@ def test_the_lowest_logprob_of_a_sampled_token_is_accepted():
         (
             lambda one: setattr(one, "answer", 501 * "4"),
             "answer: must be at most 500 characters, got '501 characters'",
-        ),
-        (
-            lambda one: one.ClearField("finish_reason"),
-            "finish_reason: must be STOP or LENGTH, got 0",
         ),
         (
             lambda one: setattr(one, "finish_reason", 99),

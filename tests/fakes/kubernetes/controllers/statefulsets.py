@@ -19,7 +19,6 @@ from tests.fakes.kubernetes.errors import JsonObject
 from tests.fakes.kubernetes.objects.deletion import PODS
 
 STATEFUL_SETS = ("apps", "statefulsets")
-CLAIMS = ("", "persistentvolumeclaims")
 REVISION_LABEL = "controller-revision-hash"
 
 

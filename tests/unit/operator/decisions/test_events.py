@@ -93,12 +93,6 @@ def test_a_move_of_the_control_loop_is_an_event():
     ]
 
 
-@pytest.mark.parametrize("reason", ["Critical", "Dead"])
-def test_a_run_that_is_no_longer_stable_is_warned_of(reason: str):
-    (event,) = events(status("Stable", "True", "Ok"), status("Stable", "False", reason))
-    assert (event["type"], event["reason"], event["message"]) == ("Warning", reason, "Stable: m.")
-
-
 def test_a_run_far_off_policy_is_warned_of_and_its_recovery_is_not():
     calm, warned = status("Stable", "True", "Ok"), status("Stable", "True", "Warn")
     assert [event["type"] for event in events(calm, warned)] == ["Warning"]
