@@ -147,14 +147,12 @@ def batch_moments(batch: BatchSummary, log_ratios: Tensor, unit: EssUnit) -> Wei
     return block_moments(log_ratios, unit.blocks)
 
 
-def diagnostics(batch: BatchGradient, config: LossConfig) -> dict[str, Any]:
+def diagnostics(batch: BatchGradient) -> dict[str, Any]:
     """Return `BatchDiagnostics` by field; those about norms are None if none were measured."""
     norms = list(map(math.sqrt, batch.summary.squared_norms))
     found = diagnose(
         batch.summary.log_weights,
         batch.sums,
-        split_groups(batch.advantages, batch.summary.group_sizes),
-        cap=config.largest_weight,
         gradient_norms=norms if any(norms) else None,
         coefficients=batch.advantages,
     )

@@ -52,8 +52,6 @@ OF_VECTORS: dict[str, Callable[[Callable[[Any], Any]], Any]] = {
     "diagnose": lambda hold: diagnose(
         hold(LOG_WEIGHTS),
         TokenSums.of(hold(LOG_WEIGHTS)),
-        [hold(REWARDS)],
-        cap=8.0,
         gradient_norms=hold(NORMS),
         coefficients=hold(REWARDS),
     ),

@@ -1,7 +1,6 @@
 r"""Diagnostics of one batch: numbers to monitor, none of which decides anything.
 
-ESS ratios are given for trajectories, before and after truncation at a cap, and for tokens. Only
-the ratios before truncation can warn, because truncation hides the spread (see
+ESS ratios are given for trajectories and for tokens, before truncation, which hides the spread (see
 `ess.importance_weights`).
 
 KL divergence is k3, the mean over tokens of r - 1 - log r with r = pi / mu. It is unbiased, because
@@ -18,12 +17,10 @@ Sources: Kish, Survey Sampling (1965) (ESS); Schulman, http://joschu.net/blog/kl
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain, islice
-from statistics import fmean
 from typing import Self, TypeVar
 
-from vcpo.algo.arrays import Matrix, Vector, matrix, vector
-from vcpo.algo.ess.importance_weights import LARGEST_LOG_RATIO, require_log_weights
+from vcpo.algo.arrays import Vector, vector
+from vcpo.algo.ess.importance_weights import LARGEST_LOG_RATIO
 from vcpo.algo.ess.moments import WeightMoments
 
 _Number = TypeVar("_Number", int, float)
@@ -66,30 +63,18 @@ class BatchDiagnostics:
 
     ess_ratio: float
     """ESS ratio of trajectories before truncation, in [1/B, 1]."""
-    truncated_ess_ratio: float
-    """ESS ratio of trajectories after truncation, in [1/B, 1]."""
     token_ess_ratio: float
     """ESS ratio of tokens before truncation, in (0, 1]."""
     kl_per_token: float
     """KL(behavior || target), nats per token, at least 0."""
-    weight_concentration: float
-    """Largest importance weight of a trajectory over the sum of all, in [1/B, 1]."""
-    baseline_weight_concentration: float | None
-    """Largest squared norm in a group over the group's sum, mean over the groups that have a norm
-    above 0, in (0, 1]; OPOB weighs rewards by them. None without norms."""
     top_gradient_share: float | None
     """Share of the gradient, by norm, that the top 1 % of trajectories have; None without norms."""
-    advantage_p05: float
-    advantage_p95: float
-    """Advantages below which 5 % and 95 % of the trajectories lie, in units of the reward."""
 
 
 def diagnose(
     log_weights: Vector,
     tokens: TokenSums,
-    advantages: Matrix,
     *,
-    cap: float,
     gradient_norms: Vector | None = None,
     coefficients: Vector | None = None,
 ) -> BatchDiagnostics:
@@ -97,8 +82,6 @@ def diagnose(
 
     log_weights: [B] of trajectories, nats, untruncated.
     tokens: sums over the batch's tokens.
-    advantages: [groups][n_g] reward minus baseline; a group shares one baseline.
-    cap: weight at which the gradient truncates, finite and above 0.
     gradient_norms: [B] h_i, at least 0; coefficients: [B] k_i; None if unknown.
     Raises: ValueError if empty, if lengths differ, or if a number is out of range;
     NonFiniteWeightError for a NaN or +inf, or if every weight is 0.
@@ -106,19 +89,11 @@ def diagnose(
     log_weights = vector(log_weights, "log_weights")
     norms = None if gradient_norms is None else vector(gradient_norms, "gradient_norms")
     factors = None if coefficients is None else vector(coefficients, "coefficients")
-    whole = WeightMoments.of(log_weights)
-    groups = matrix(advantages, "advantages")
-    ordered = sorted(chain.from_iterable(groups))
     return BatchDiagnostics(
-        ess_ratio=whole.ess_ratio,
-        truncated_ess_ratio=WeightMoments.of(truncated_logs(log_weights, cap)).ess_ratio,
+        ess_ratio=WeightMoments.of(log_weights).ess_ratio,
         token_ess_ratio=tokens.weights.ess_ratio,
         kl_per_token=tokens.kl_per_token,
-        weight_concentration=math.exp(max(log_weights) - whole.log_sum),
-        baseline_weight_concentration=squared_norm_concentration(norms, [len(g) for g in groups]),
         top_gradient_share=top_gradient_share(norms, factors),
-        advantage_p05=percentile(ordered, 5),
-        advantage_p95=percentile(ordered, 95),
     )
 
 
@@ -134,15 +109,6 @@ def k3(log_ratio: float) -> float:
     """Return a token's term of the KL divergence, r - 1 - log r with |log r| <= 20; at least 0."""
     clamped = min(max(log_ratio, -LARGEST_LOG_RATIO), LARGEST_LOG_RATIO)
     return math.expm1(clamped) - clamped
-
-
-def truncated_logs(log_weights: Sequence[float], cap: float) -> list[float]:
-    """Return the logarithms of min(w, cap).
-
-    Raises: NonFiniteWeightError for a NaN or +inf. The cap could bound +inf, but no policy has it.
-    """
-    require_log_weights(log_weights)
-    return [min(each, math.log(cap)) for each in log_weights]
 
 
 def top_gradient_share(
@@ -164,27 +130,3 @@ def top_gradient_share(
     terms = sorted((abs(factor) * norm for norm, factor in pairs), reverse=True)
     total = math.fsum(terms)
     return math.fsum(terms[: math.ceil(TOP_SHARE * len(terms))]) / total if total > 0.0 else 0.0
-
-
-def squared_norm_concentration(
-    gradient_norms: Sequence[float] | None, group_sizes: Sequence[int]
-) -> float | None:
-    """Return the largest squared norm in a group over the group's sum, mean over groups.
-
-    Groups whose norms are all 0 do not count. Returns None without norms, or if all are 0.
-    """
-    if gradient_norms is None:
-        return None
-    if sum(group_sizes) != len(gradient_norms):
-        raise ValueError(
-            f"gradient_norms has {len(gradient_norms)} entries and the groups"
-            f" {sum(group_sizes)}: give one per trajectory"
-        )
-    rest = iter(gradient_norms)
-    groups = [list(islice(rest, size)) for size in group_sizes]
-    shares = [
-        1.0 / math.fsum((norm / max(group)) ** 2 for norm in group)
-        for group in groups
-        if any(group)
-    ]
-    return fmean(shares) if shares else None
