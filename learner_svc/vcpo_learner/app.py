@@ -228,7 +228,6 @@ class _Learner:
                 await asyncio.to_thread(self.folder.empty)
 
     async def _train(self, linger_s: float) -> RunPhase:
-        """Train and linger; publish the cause of a failure before it is raised."""
         try:
             phase = await self.training.run(self._drain_s)
         except AccountingError as error:

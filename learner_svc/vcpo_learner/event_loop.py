@@ -21,7 +21,6 @@ class ChangeNotifier:
         self._event = asyncio.Event()
 
     async def wait(self, timeout_s: float) -> None:
-        """Return at the next change, or after `timeout_s` seconds."""
         event = self._event
         try:
             async with asyncio.timeout(timeout_s):

@@ -237,7 +237,6 @@ def load_sampler(run: VCPORun, group: RolloutGroup, *, seed: int) -> Sampler:
 
 
 def _report_start(options: Options, worker: Worker, *, grpc_port: int, metrics_port: int) -> None:
-    """Install the handlers of a shutdown, then report the start in the ready file and the log."""
     on_stop_request(lambda _: worker.shut_down())
     if options.exit_with_parent:
         on_parent_exit(lambda _: worker.shut_down())

@@ -29,7 +29,6 @@ class RolloutGauges:
         self.hear_of_version(max(policy_version, self._newest_version))
 
     def hear_of_version(self, policy_version: int) -> None:
-        """Record the newest version of the learner, as a manifest or a lease names it."""
         self._newest_version = policy_version
         if self._version_in_use is not None:
             age = age_steps(self._version_in_use, policy_version)

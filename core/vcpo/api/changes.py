@@ -32,7 +32,6 @@ def change_field(document: dict[Any, Any], path: str, value: object) -> None:
 
 
 def _require_place(node: object, key: str | int, above: Sequence[str | int]) -> None:
-    """Check that a node of the document, at the path `above`, can have such a key."""
     name = field_path(above)
     if isinstance(key, int):
         if not isinstance(node, list) or key >= len(node):
@@ -53,7 +52,6 @@ def split_change(text: str) -> tuple[str, str]:
 
 
 def _keys(path: str) -> list[str | int]:
-    """Return the keys and the indices of a path, from the top of the file."""
     keys: list[str | int] = []
     for part in path.split("."):
         found = _PART.fullmatch(part)

@@ -111,7 +111,6 @@ def _apply_changes(document: dict[Any, Any], changes: Sequence[str]) -> dict[Any
 
 
 def _read(path: Path) -> str:
-    """Return the text of a file."""
     try:
         with path.open("rb") as file:
             data = file.read(_MAX_FILE_BYTES + 1)  # a device has no end, and no size

@@ -53,7 +53,6 @@ def _fields() -> tuple[str, ...]:
 
 
 def _below(schema: Mapping[str, Any], node: Mapping[str, Any], path: str) -> Iterator[str]:
-    """Yield the paths of all fields below a node of a schema; an item of a list is item 0."""
     if "$ref" in node:
         node = schema["$defs"][node["$ref"].rpartition("/")[2]]
     for name, field in node.get("properties", {}).items():

@@ -143,7 +143,6 @@ def samples(
 
 
 def _show_group(group: Sequence[Sample], most: int, *, as_json: bool) -> None:
-    """Print a prompt and some of its answers; as JSON all of them."""
     if as_json:
         for each in group:
             typer.echo(json.dumps(dataclasses.asdict(each)))

@@ -153,7 +153,6 @@ def _is_all_leased(signals: RunSignals, context: ScalingContext) -> bool:
 
 
 def _has_lag_room(signals: RunSignals, lag_limit_steps: int) -> bool:
-    """Return whether the largest lag and, with a margin, the median lag are within the limit."""
     last = signals.last
     if last is None:
         return True
@@ -206,7 +205,6 @@ def _least_workers(limits: ControlLimits, fleet: FleetState, context: ScalingCon
 def _latest_starvation(
     limits: ControlLimits, fleet: FleetState, signals: RunSignals, context: ScalingContext
 ) -> Starvation | None:
-    """Return the largest number of ready workers with which the learner starved recently."""
     last = fleet.starvation
     starves = signals.learner_idle_ratio > STARVED_IDLE_RATIO
     lacks_workers = signals.last is not None and not _is_all_leased(signals, context)

@@ -138,7 +138,6 @@ class RunSignals:
         return not self.is_silent and self.age_s <= within_s
 
     def workers_in_contact(self, within_s: float) -> frozenset[str]:
-        """Return the workers that were in contact with the learner within `within_s` seconds."""
         if not self.has_contact(within_s):
             return frozenset()
         workers, age_s = self.workers.items(), self.age_s

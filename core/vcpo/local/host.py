@@ -247,7 +247,6 @@ class Host:
         return False
 
     async def _report_loss(self, lost: LostWorker) -> None:
-        """Release the leases of a failed worker, so that its prompts are requeued at once."""
         released = 0
         if (control := self._control) is not None and control.failure is None:
             with contextlib.suppress(grpc.aio.AioRpcError):

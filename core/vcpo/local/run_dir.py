@@ -64,7 +64,6 @@ class RunDir:
         self._partial_spec.replace(self.spec)
 
     def _start_date(self) -> date:
-        """Return the day on which the directory's run began; today if there is none."""
         with contextlib.suppress(SpecError):
             if self.has_run and (day := load_run(self.spec).start_date) is not None:
                 return day

@@ -128,7 +128,6 @@ class HostMetrics:
         self.learner_restarts.labels(namespace, run)
 
     def forget_counts(self, namespace: str, run: str) -> None:
-        """Remove the counters of a deleted run."""
         for direction in ThrottleDirection:
             self.throttles.remove(namespace, run, direction)
         self.learner_restarts.remove(namespace, run)

@@ -45,7 +45,6 @@ class PartRegistry(CollectorRegistry):
         build.labels(part, metadata.version("vcpo")).set(1)
 
     def collect(self) -> Iterable[Family]:
-        """Yield the families with their constant labels."""
         for family in super().collect():
             labeled = Family(family.name, family.documentation, family.type, family.unit)
             labeled.samples = [

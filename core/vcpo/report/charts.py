@@ -333,7 +333,6 @@ def page_data(recorded: RecordedRun, *others: RecordedRun) -> dict[str, Any]:
 
 
 def _tables(recorded: RecordedRun, suffix: str = "") -> dict[str, dict[str, Any]]:
-    """Return the rows of steps and of evaluations, by name."""
     records: dict[str, Sequence[StepRecord | EvaluationRecord]] = {
         "steps": recorded.metrics.steps,
         "evaluations": recorded.metrics.evaluations,
@@ -405,7 +404,6 @@ def _chart_data(chart: Chart, recorded: RecordedRun) -> dict[str, Any]:
 
 
 def _curves(chart: Chart, steps: Sequence[StepRecord]) -> Iterable[Curve]:
-    """Yield the curves of a chart; of many entries, some share an ink."""
     yield from chart.curves
     if (entries := chart.by_name) is not None:
         names = sorted({name for step in steps for name in entries(step)})

@@ -76,7 +76,6 @@ _SAID = {"complete", "interrupted", "skips"}
 
 
 def _outcome(recorded: RecordedRun) -> dict[str, object]:
-    """Return what the head of the page says of a run."""
     phase, metrics = recorded.phase, recorded.metrics
     can_resume = phase in {"interrupted", "failed"}
     spec_file = recorded.run_dir / SPEC_FILE
@@ -116,7 +115,6 @@ def _digest(text: str) -> str:
 
 
 def _facts(recorded: RecordedRun) -> Iterator[str]:
-    """Yield the numbers of the whole run, a phrase each."""
     steps, num_sessions = recorded.metrics.steps, recorded.clock.num_sessions
     if not steps:
         return

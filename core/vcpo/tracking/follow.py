@@ -53,7 +53,6 @@ class RecordTail:
         self._step = 0
 
     def read(self) -> Iterator[tuple[Record, int]]:
-        """Yield the records since the last call."""
         metrics = self._metrics.read()
         steps: tuple[Record, ...] = metrics.steps
         others: list[Record] = sorted(chain(metrics.evaluations, self._events.read()), key=_WHEN)

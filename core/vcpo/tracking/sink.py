@@ -115,7 +115,6 @@ class TrackedRun:
         return text
 
     def path(self, sink: str, ending: str) -> Path:
-        """Return a file about a service; its folder exists."""
         folder = self.run_dir / _FOLDER
         folder.mkdir(parents=True, exist_ok=True)
         return folder / f"{sink}.{ending}"

@@ -177,7 +177,6 @@ def unpack_logprobs(field: str, data: bytes, *, count: int) -> PackedLogprobs:
 
 
 def _count(field: str, data: bytes) -> int:
-    """Return the number of numbers in the bytes, without reading them."""
     if len(data) % _SIZE_BYTES:
         requirement = f"a multiple of {_SIZE_BYTES} bytes"
         raise InvalidMessageError(field, f"{len(data)} bytes", requirement)

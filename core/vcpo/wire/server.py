@@ -79,7 +79,6 @@ class WireServer:
             await self._health.set(name, status)
 
     async def stop(self, grace_s: float) -> None:
-        """Refuse new calls, wait up to `grace_s` seconds for running calls, then stop."""
         await self.set_serving(serving=False)
         await self.grpc_server.stop(grace_s)
         if self._probed is not None:
@@ -87,7 +86,6 @@ class WireServer:
 
 
 def _bind(server: grpc.aio.Server, address: str, certificates: CertificateFolder | None) -> int:
-    """Let a server listen on an address, and return the port."""
     try:
         if certificates is None:
             return server.add_insecure_port(address)

@@ -295,16 +295,6 @@ def worker_of(message: work_pb2.Trajectory) -> str | None:
     return message.worker_id if message.HasField("worker_id") else None
 
 
-def routes_from_message(message: work_pb2.ExpertRoutes) -> ExpertRoutes:
-    """Return the record of routes that were checked."""
-    return ExpertRoutes(
-        experts=message.experts,
-        num_layers=message.num_layers,
-        num_choices=message.num_choices,
-        is_wide=message.is_wide,
-    )
-
-
 def _expert_routes(
     field: str, trajectory: work_pb2.Trajectory, num_tokens: int
 ) -> ExpertRoutes | None:
@@ -322,7 +312,12 @@ def _expert_routes(
     if size % token_bytes or not token_bytes <= size <= most:
         bound = f"a multiple of {token_bytes} bytes (a token's), at most {most}"
         raise InvalidMessageError(f"{field}.experts", f"{size} bytes", bound)
-    return routes_from_message(message)
+    return ExpertRoutes(
+        experts=message.experts,
+        num_layers=message.num_layers,
+        num_choices=message.num_choices,
+        is_wide=message.is_wide,
+    )
 
 
 def _reward_parts(field: str, parts: Mapping[str, float]) -> dict[str, float]:
@@ -357,9 +352,10 @@ def _span_messages(spans: Iterable[VersionSpan]) -> list[work_pb2.VersionSpan]:
     ]
 
 
-def spans_from_messages(messages: Iterable[work_pb2.VersionSpan]) -> tuple[VersionSpan, ...]:
-    """Return the records of spans that were checked."""
-    return tuple(
+def _spans(
+    field: str, messages: Sequence[work_pb2.VersionSpan], num_tokens: int
+) -> tuple[VersionSpan, ...]:
+    spans = tuple(
         VersionSpan(
             policy_version=span.policy_version,
             num_tokens=span.num_tokens,
@@ -367,12 +363,6 @@ def spans_from_messages(messages: Iterable[work_pb2.VersionSpan]) -> tuple[Versi
         )
         for span in messages
     )
-
-
-def _spans(
-    field: str, messages: Sequence[work_pb2.VersionSpan], num_tokens: int
-) -> tuple[VersionSpan, ...]:
-    spans = spans_from_messages(messages)
     for span in spans:
         if span.num_tokens < 1:
             raise InvalidMessageError(field, "an empty span", "spans of at least 1 token")

@@ -134,7 +134,6 @@ class CheckpointFolder:
         return sorted(checkpoint_paths(self._folder))
 
     def healthy_steps(self) -> list[int]:
-        """Return the steps of the checkpoints at which the run was well, in ascending order."""
         found = []
         for step in self.steps():
             with contextlib.suppress(DamageError, CheckpointError):

@@ -45,7 +45,6 @@ class FileChecksum(BaseModel):
 
     @classmethod
     def of(cls, path: Path) -> FileChecksum:
-        """Compute the checksum of a file, block by block."""
         digest, size_bytes = xxhash.xxh3_64(), 0
         with path.open("rb") as content:
             while block := content.read(_BLOCK_BYTES):

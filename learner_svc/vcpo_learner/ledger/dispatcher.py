@@ -293,7 +293,6 @@ class Dispatcher:
         return current.result() if current.done else None
 
     async def wait_until_idle(self, timeout_s: float) -> None:
-        """Wait until nothing is in flight, at most `timeout_s` seconds."""
         deadline_s = self._clock() + timeout_s
         while self.ledger.counts().in_flight and (left := deadline_s - self._clock()) > 0:
             await self._arrived.wait(min(left, _POLL_S))
@@ -363,7 +362,6 @@ class Dispatcher:
             self.ledger.preempt(surplus)
 
     def _expire(self) -> None:
-        """Drop late groups and end expired leases."""
         self.ledger.drop_late(
             step=self.ledger.step,
             max_policy_lag_steps=self._max_policy_lag_steps,

@@ -118,7 +118,6 @@ class EvaluationRound:
         return leases
 
     def submit(self, lease_id: str, trajectories: Sequence[Trajectory]) -> list[SubmitOutcome]:
-        """Accept responses; a repeated submission changes nothing."""
         lease = self.leases.get(lease_id)
         if lease is None:
             return [self.leases.outcome_when_closed(lease_id)] * len(trajectories)

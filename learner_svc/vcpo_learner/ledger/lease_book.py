@@ -86,7 +86,6 @@ class LeaseBook:
         return lease
 
     def accept(self, lease: Lease, trajectories: Sequence[Trajectory]) -> list[SubmitOutcome]:
-        """Accept trajectories of an open lease, and close it if none is missing now."""
         outcomes = lease.accept(trajectories)
         num_accepted = outcomes.count(SubmitOutcome.ACCEPTED)
         self.num_missing -= num_accepted
@@ -144,7 +143,6 @@ class LeaseBook:
         return {lease.prompt_index for lease in self._open.values()}
 
     def in_flight_by_worker(self) -> Mapping[str, int]:
-        """Return the number of trajectories that have not arrived, by worker."""
         return {
             worker_id: sum(lease.num_missing for lease in held.values())
             for worker_id, held in self._held.items()

@@ -304,7 +304,6 @@ class TrajectoryLedger:
         self.drop((one for one in self.buffer.groups() if worker_id in one.workers), reason)
 
     def expire(self) -> list[str]:
-        """End the leases whose time is over; return the worker of each."""
         leases = self.leases.expired_leases()
         for lease in leases:
             reason = DropReason.LEASE_EXPIRED

@@ -69,7 +69,6 @@ class ModelExport:
             self._write_origin(partial, ExportKind.MODEL, step)
 
     def write_adapters(self, folder: Path, tensors: Path, *, step: int) -> None:
-        """Write adapters and tokenizer so that `PeftModel.from_pretrained` loads them."""
         from vcpo_learner.model.lora import save_adapters
 
         adapters = self._read_state(tensors)

@@ -33,7 +33,6 @@ class UpdateTimes:
     """The decision about the step, and the step."""
 
     def by_stage(self) -> dict[str, float]:
-        """Return the seconds of each stage, by its name."""
         return {
             "score": self.score_s,
             "backward": self.backward_s,

@@ -97,7 +97,6 @@ class RunHealth:
         return {"reward_window_mean": last.value, "reward_window_error": last.error}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what the next step's health depends on, for a checkpoint."""
         return _dump(
             _HealthState(
                 early_warning=self._warning,

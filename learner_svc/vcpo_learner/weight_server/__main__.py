@@ -185,7 +185,6 @@ class WeightFileServer(ThreadingHTTPServer):
             self.shutdown_request(request)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Handle a connection."""
         try:
             super().process_request_thread(request, client_address)
         finally:

@@ -153,7 +153,6 @@ class PolicyStore:
         self._deltas = useful_deltas([*self._deltas, entry], len(self.content))
 
     def _remove_replaced(self) -> None:
-        """Remove the files of which the newest manifest makes no use."""
         while not self._folder.maps(self.content) and (
             len(self._full_sets) > self._folder.kept_full_sets
         ):

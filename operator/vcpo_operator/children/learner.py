@@ -146,7 +146,6 @@ def _service_name(parent: Parent) -> str:
 
 
 def _launcher(parent: Parent) -> list[str]:
-    """Return the command that starts a pod's processes, without the learner's arguments."""
     learner = parent.run.spec.learner
     if learner.ranks_per_replica == 1:
         return ["python", "-m", "vcpo_learner"]

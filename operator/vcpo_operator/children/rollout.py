@@ -121,7 +121,6 @@ def _command(parent: Parent, group: RolloutGroup, host: str) -> list[str]:
 
 
 def _template_with_spread(parent: Parent, group: RolloutGroup) -> Manifest:
-    """Return the user's template over a preference for workers on different machines."""
     constraint = {
         "topologyKey": "kubernetes.io/hostname",
         "maxSkew": 1,

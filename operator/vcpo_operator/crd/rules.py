@@ -81,7 +81,6 @@ def _shipped_or_own(field: str, names: type[StrEnum]) -> Rule:
 
 
 def _name_rule(shipped: Mapping[str, object], own: str) -> Rule:
-    """Return the rule of `name`, of a shipped environment or reward or a user's own."""
     return _rule(
         rule=f"self.name.contains(':') || self.name in {_words(sorted(shipped))}",
         message="`name` must be one of "

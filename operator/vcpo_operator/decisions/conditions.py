@@ -218,7 +218,6 @@ def _leader_answers(inputs: ConditionInputs, pods: Iterable[ObservedPod]) -> boo
 
 
 def _pending(inputs: ConditionInputs, pods: list[ObservedPod]) -> str:
-    """Return which pods of the learner are not ready, in a sentence."""
     wanted, learner = inputs.spec.learner.replicas, inputs.observed.learner
     if wanted == 1 or learner is None:
         return "The learner's pod is not ready yet."
@@ -278,7 +277,6 @@ def _is_young(pod: ObservedPod, cause: Cause, now_s: float) -> bool:
 
 
 def _stuck_pod(inputs: ConditionInputs) -> Cause | None:
-    """Return why a terminating pod of the learner remains and blocks the next one."""
     for pod in inputs.observed.pods:
         if pod.role is not Role.LEARNER or not pod.terminating:
             continue

@@ -99,7 +99,6 @@ def _is_news(old: StatusCondition | None, new: StatusCondition, *, is_bad: bool)
 
 
 def _scalings(before: RunStatus, after: RunStatus) -> Iterator[tuple[str, str]]:
-    """Yield the groups that the control loop scaled, as (reason, message)."""
     desired = {group.name: group.desired for group in before.groups}
     for group in after.groups:
         old = desired.get(group.name)

@@ -91,7 +91,6 @@ class IndexedView:
         return next(iter(self._of(RUNS, key)), None)
 
     def observed_state(self, key: RunKey) -> ObservedState:
-        """Return the watched objects of a run."""
         others = [
             child
             for kind in WATCHED

@@ -154,7 +154,6 @@ class ObservedState:
         return next(found, None)
 
     def pods_of(self, role: Role, group: str | None = None) -> list[ObservedPod]:
-        """Return the pods of a role (and group) that do not terminate."""
         return [
             pod
             for pod in self.pods

@@ -69,7 +69,6 @@ class Observer:
         *,
         now_s: float,
     ) -> ObservedState:
-        """Return the objects of a run, unwatched kinds included."""
         key, watched = record.key, self._view.observed_state(record.key)
         if _is_read_due(watched, memory, before, record.generation, now_s):
             absent_s = 0.0 if run.spec.pods.pod_monitor else _ABSENCE_S

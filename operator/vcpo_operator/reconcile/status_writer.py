@@ -90,7 +90,6 @@ class StatusWriter:
         generation: int,
         now_s: float,
     ) -> None:
-        """Write conditions; nothing else in the status changes."""
         before = memory.last_known_status(record)
         after = status.with_conditions(before, states, generation=generation, now_s=now_s)
         self._exports.show_conditions(record.key, after.conditions)

@@ -134,7 +134,6 @@ class PromptCodec:
         return token_ids[1:] if is_ended_twice else token_ids
 
     def decode(self, token_ids: Sequence[int], end_token_ids: frozenset[int]) -> str:
-        """Return the text of a response without its end token."""
         kept = list(token_ids)
         if kept and kept[-1] in end_token_ids:
             kept.pop()

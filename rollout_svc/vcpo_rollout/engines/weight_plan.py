@@ -69,7 +69,6 @@ def decide(lora: Lora | None, group: RolloutGroup, device: Device | None) -> Wei
 
 
 def _obstacle_to_fp8(group: RolloutGroup, device: Device | None) -> str:
-    """Return why vLLM does not quantize by itself; empty if it does."""
     if device is None:
         return "the engine has no kernels for it"
     if group.quantization is not Quantization.FP8:
@@ -86,7 +85,6 @@ def _obstacle_to_fp8(group: RolloutGroup, device: Device | None) -> str:
 def _obstacle_to_serving(
     lora: Lora, group: RolloutGroup, rounding: Quantization, device: Device | None
 ) -> str:
-    """Return why vLLM does not apply adapters; empty if it does."""
     if device is None:
         return f"engine '{group.engine_name}' takes full sets of weights"
     if rounding is not Quantization.NONE:

@@ -68,7 +68,6 @@ class Questions:
         return f"rows      {training:,} to train on ({epochs}), {held_out:,} held out; all distinct"
 
     def at(self, split: Split, index: int) -> Prompt:
-        """Return item `index` (>= 0) of a split."""
         if index < 0:
             raise ValueError(f"index: {index} is negative; prompts are numbered from 0")
         items = self._items[split]

@@ -100,7 +100,6 @@ class History:
         return len(self.token_ids) >= self.request.max_new_tokens
 
     def next_request(self) -> GenerationRequest:
-        """Return the request for the next turn, or for the rest of the open one."""
         return replace(
             self.request,
             prompt_token_ids=(*self.request.prompt_token_ids, *self.token_ids),
@@ -109,7 +108,6 @@ class History:
         )
 
     def append_sampled(self, turn: Generation | PartialResponse) -> None:
-        """Append a turn of the model; it includes the tokens of the open turn."""
         self.open_turn = None
         self.token_ids.extend(turn.token_ids)
         self.logprobs.extend(turn.logprobs)

@@ -257,7 +257,6 @@ class ResponseGenerator:
 
 
 def _to_partial_response(trajectory: Trajectory) -> PartialResponse:
-    """Convert a complete conversation; the worker that submits its group judges it again."""
     return PartialResponse(
         token_ids=tuple(trajectory.response_token_ids),
         logprobs=tuple(trajectory.rollout_logprobs),

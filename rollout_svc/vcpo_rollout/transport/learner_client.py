@@ -222,7 +222,6 @@ class LearnerClient:
         return num_accepted
 
     async def report_failure(self, lease_id: str, failure: Failure) -> None:
-        """Report that a lease failed, and why."""
         await self._submit(
             work_pb2.SubmitRequest(
                 worker_id=self._worker_id,

@@ -184,7 +184,6 @@ def _check_size(size_bytes: str | int, file: ArrivingFile) -> None:
 def _read_in_place(
     manifest: policy_pb2.PolicyManifest, files: Sequence[ArrivingFile], stop: threading.Event
 ) -> None:
-    """Read files where they were written."""
     store, folder = fsspec.core.url_to_fs(manifest.folder)
     for file in files:
         path = f"{folder}/{file.name}"

@@ -68,7 +68,6 @@ class ChildProcess:
             self.process.stdin.close()
 
     def describe_failure(self) -> str:
-        """Describe how and why an ended process failed: its start error, or the crash's cause."""
         assert self.exit_code is not None
         if self.hung_s:
             return f"did not answer for {self.hung_s:.0f} s and was killed (log: {self.log})"

@@ -49,7 +49,6 @@ class CertificateFolder:
         """The authority that was read last."""
 
     def check(self) -> None:
-        """Check that a server can serve with the files and a client can trust them."""
         try:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             context.load_cert_chain(self._path / CERTIFICATE_FILE, self._path / PRIVATE_KEY_FILE)

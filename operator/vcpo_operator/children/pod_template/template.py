@@ -188,7 +188,6 @@ def _problems(
 def _resources(
     parent: Parent, defaults: OperatorDefaults, workload: Workload, container: Manifest
 ) -> Manifest:
-    """Return the resources of a role's container, with defaults for what nobody set."""
     given, name = container.get("resources") or {}, _gpu_name(parent, defaults)
     if workload.gpus_by_default and not asks_for_accelerators(given):
         limits = {**given.get("limits", {}), name: workload.gpus_by_default}
@@ -357,7 +356,6 @@ def _hub(parent: Parent) -> list[Manifest]:
 
 
 def _keys(parent: Parent, role: Role) -> list[Manifest]:
-    """Return the variables with the keys that a pod needs, and no others."""
     secret = parent.run.spec.pods.keys_secret_name or credential_name(parent.name)
     roles = LEARNER_ROLES if role is Role.LEARNER else WORKER_ROLES
     return [
