@@ -21,7 +21,6 @@ from vcpo.wire.phase import phase_from_message
 from vcpo.wire.v1 import control_pb2, control_pb2_grpc
 
 SIGNALS_TIMEOUT_S = 5.0
-"""Timeout of a request for signals."""
 
 
 class LearnerControl:

@@ -86,9 +86,7 @@ class ChangeKind(StrEnum):
     """Kind of a change; also the reason of the event that reports it."""
 
     THROTTLED = "Throttled"
-    """The lag limit fell."""
     RELAXED = "Relaxed"
-    """The lag limit rose."""
     SCALED = "Scaled"
     """A rollout group has more or fewer workers."""
 
@@ -106,7 +104,6 @@ class LimitChange:
     decided_s: float
     """Time of the decision, on the clock of the decisions."""
     group: str = ""
-    """The rollout group that was scaled."""
 
     @property
     def sentence(self) -> str:

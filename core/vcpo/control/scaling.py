@@ -63,7 +63,6 @@ class FleetState:
     """The desired replicas and the history that determines the next ones."""
 
     replicas: Mapping[str, int]
-    """Desired number of workers by rollout group."""
     scaled_s: float
     """Time of the last change, or of the start, on the clock of the decisions."""
     scaled_step: int | None = None

@@ -29,7 +29,6 @@ class WorkerSignals:
     """What is known of one rollout worker."""
 
     in_flight: int
-    """Trajectories that it generates now."""
     silent_s: float
     """Seconds since its last contact."""
     accepted: int = 0
@@ -48,11 +47,8 @@ class RunSignals:
     lag_limit_steps: Count
     """Lag limit that the learner applies now, in policy versions."""
     batch_trajectories: Annotated[int, Field(ge=1)]
-    """Trajectories consumed by one optimizer step."""
     buffered: Count = 0
-    """Trajectories that wait for training."""
     in_flight: Count = 0
-    """Trajectories that workers are generating."""
     learner_idle_ratio: Share = 0.0
     """Share of the window in which the learner waited for data."""
     consumed_per_s: NonNegative = 0.0

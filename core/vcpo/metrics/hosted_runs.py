@@ -66,7 +66,6 @@ class HostedRun:
     """Labels of the run, of which `vcpo.dev/owner` and `vcpo.dev/team` name who gets its alerts."""
     conditions: Sequence[ShownCondition] = ()
     workers: Mapping[str, Workers] = field(default_factory=dict)
-    """Numbers of workers, by rollout group."""
     decision: ControlDecision | None = None
     """The newest decision; None while the control loop does not run."""
     lag_limit_steps: int | None = None

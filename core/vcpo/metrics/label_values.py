@@ -9,7 +9,6 @@ class Stage(StrEnum):
     """What the learner's time goes to."""
 
     WAIT = "wait"
-    """The learner waits for a batch."""
     SCORE = "score"
     """Forward passes that score tokens."""
     BACKWARD = "backward"
@@ -30,7 +29,6 @@ class MemoryState(StrEnum):
     PEAK = "peak"
     """Most memory allocated since the start."""
     TOTAL = "total"
-    """Memory of the whole GPU."""
 
 
 class WeightForm(StrEnum):
@@ -56,7 +54,6 @@ class WeightSource(StrEnum):
     STORE = "store"
     """In the store itself: a folder that its machine sees, or an object store."""
     SERVER = "server"
-    """From the learner's HTTP server."""
 
 
 class EnvironmentFault(StrEnum):

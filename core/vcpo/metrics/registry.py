@@ -81,7 +81,6 @@ class MetricsServer:
     """A running endpoint; as a context manager it closes at the end."""
 
     port: int
-    """The port that it listens on."""
     _server: WSGIServer
     _thread: Thread
 

@@ -16,7 +16,6 @@ class EffectiveRate:
     """The learning rate of one step."""
 
     rate: float
-    """Rate of the step, at least 0."""
     schedule: float
     """Factor of warm-up and schedule, in [0, 1]."""
     scale: float

@@ -31,7 +31,6 @@ class ExportedModel:
     kind: ExportKind
     run: str
     step: int
-    """Optimizer steps taken."""
     base_model: str
     """Name or directory of the run's initial model."""
     parameters: int

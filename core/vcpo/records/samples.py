@@ -20,7 +20,6 @@ from pydantic import TypeAdapter
 
 FOLDER: Final = "samples"
 SAMPLES_PER_STEP: Final = 8
-"""Most responses that a step keeps."""
 NEWEST_STEPS: Final = 16
 """Newest steps, which all keep theirs."""
 _STEPS_KEPT: Final = 100

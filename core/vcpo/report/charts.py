@@ -28,7 +28,6 @@ from vcpo.report.recorded_run import RecordedRun
 MAX_ROWS: Final = 1000
 """Most rows that are drawn of a table; a screen has few more pixels."""
 _FEWEST_SMOOTHED: Final = 20
-"""Curves of fewer points are not smoothed."""
 _LEAST_LOG: Final = 1e-6
 """Share of the largest number that is drawn on a logarithmic axis."""
 _LARGEST: Final = 1e300

@@ -121,7 +121,6 @@ class TrackedRun:
 
 
 TITLE: Final = "evaluation/samples"
-"""Name of the table in a service."""
 COLUMNS: Final = ("prompt", "response", "reward", "parts", "tokens", "end")
 
 

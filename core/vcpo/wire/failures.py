@@ -33,11 +33,8 @@ class FailureCause(StrEnum):
     TIMEOUT = "timeout"
     """A call to the environment took too long."""
     ENGINE = "engine"
-    """The engine failed to sample."""
     REFUSED = "refused"
-    """The learner refused the trajectories as malformed."""
     UNKNOWN = "unknown"
-    """The worker did not report a cause."""
 
     @property
     def is_of_environment(self) -> bool:

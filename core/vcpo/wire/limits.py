@@ -18,7 +18,6 @@ MAX_ROUTE_BYTES = 16 << 20
 MAX_ID_CHARACTERS = 256
 """Largest number of characters of a worker, lease or trajectory id."""
 MAX_REWARD_PARTS = 16
-"""Most parts of a reward."""
 MAX_SHOWN_CHARACTERS = 500
 """Longest question or answer that people see of a prompt."""
 MAX_WAIT_S = 30.0
@@ -55,10 +54,8 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     # A learner's new pod has another address; by default gRPC resolves a name twice a minute.
     ("grpc.dns_min_time_between_resolutions_ms", round(1000 * RECONNECT_AFTER_S)),
 )
-"""gRPC options of every channel."""
 
 MAX_DEADLINE_S = 3600.0
-"""Longest deadline of a call."""
 MAX_CALLS = 8192
 """Concurrent calls of a server; further calls are refused, and their callers repeat them."""
 MAX_CALLS_PER_CONNECTION = 128
@@ -68,7 +65,6 @@ MAX_MESSAGES_READ = 8
 MAX_CONTROL_MESSAGES_READ = 2
 """The same for the control service, so that its messages do not wait behind those of workers."""
 READ_TIMEOUT_S = 20.0
-"""Time for a message to arrive."""
 MAX_WEIGHT_CONNECTIONS = 1024
 """Connections of a server of weights; it closes further ones, and their callers come again."""
 IDLE_CONNECTION_S = 300.0

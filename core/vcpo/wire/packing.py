@@ -105,7 +105,6 @@ class RouterLayout(NamedTuple):
     num_choices: int
     """Experts of a token in one layer."""
     num_experts: int
-    """Number of experts in one layer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,9 +115,7 @@ class ExpertRoutes:
     """[num_tokens, num_layers, num_choices] uint8, or uint16 little-endian if `is_wide`; 0 in
     layers without experts."""
     num_layers: int
-    """Decoder layers, with and without experts."""
     num_choices: int
-    """Experts of a token in one layer."""
     is_wide: bool = False
 
     @property

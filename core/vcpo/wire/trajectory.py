@@ -50,7 +50,6 @@ class VersionSpan:
 
     policy_version: int
     num_tokens: int
-    """Length of the run, at least 1."""
     key_age_versions: int = 0
     """How many versions the oldest keys and values that its tokens may have read are older than the
     weights; 0 if they read none that is older. Else no version alone gives their
@@ -62,9 +61,7 @@ class TokenSpan:
     """A run of consecutive response tokens."""
 
     start: int
-    """Index of the first token."""
     num_tokens: int
-    """Length of the run, at least 1."""
 
     @property
     def end(self) -> int:
@@ -103,7 +100,6 @@ class PartialResponse(_Versioned):
     prompt_xxh3: int = 0
     """Checksum of its prompt (`prompt_checksum`); 0 if unknown."""
     number: int = 0
-    """Number of the response in its group."""
 
     @property
     def num_sampled_tokens(self) -> int:

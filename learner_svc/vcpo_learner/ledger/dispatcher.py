@@ -60,7 +60,6 @@ class Dispatcher:
         self._spec = spec
         self._max_policy_lag_steps = spec.algorithm.max_policy_lag_steps
         self.ledger = ledger
-        """The training trajectories."""
         self._incarnation = incarnation
         self._clock = clock
         self.registry = registry

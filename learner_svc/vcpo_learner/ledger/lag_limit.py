@@ -27,7 +27,6 @@ class LagLimit:
     level: WarningLevel = WarningLevel.OK
     """Early warning after the newest step."""
     rollbacks: Rollbacks = field(default_factory=Rollbacks)
-    """The rollbacks of the run so far."""
 
     def in_force(self, step: int) -> int:
         since_rollback = self.rollbacks.largest_lag_steps(step)

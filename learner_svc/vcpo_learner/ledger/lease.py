@@ -73,7 +73,6 @@ class Lease:
     prompt_index: int = field(compare=False)
     purpose: Purpose = field(default=Purpose.TRAIN, compare=False)
     failures: int = field(default=0, compare=False)
-    """Failed generations of the prompt."""
     lost_leases: int = field(default=0, compare=False)
     """Leases that ended without a result, perhaps because of the responses themselves. Every second
     one changes the draw. A failed generation counts 2, a restart of the learner 0."""

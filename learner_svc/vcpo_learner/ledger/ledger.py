@@ -146,7 +146,6 @@ class TrajectoryLedger:
         self.leases = LeaseBook(
             prefix=f"train-{incarnation}", timeout_s=lease_timeout_s, clock=clock
         )
-        """The open leases."""
         self.requeued: deque[Lease] = deque()
         """Prompts that are leased before new ones, in this order."""
         self.buffer = GroupBuffer(prompts_per_step=prompts_per_step)
@@ -163,7 +162,6 @@ class TrajectoryLedger:
         self._group_filter = group_filter
         self._source: PromptSource = prompt_source or SequentialPrompts()
         self.log = log
-        """What the ledger's changes are kept in."""
         self._leased = self._consumed = 0
         self._dropped: Counter[str] = Counter()
         self._checked_for_late: object = None

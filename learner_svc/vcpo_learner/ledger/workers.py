@@ -81,7 +81,6 @@ class WorkerRegistry:
         self.weight_updates = NO_UPDATES
         """Versions that workers took, over all workers, those that are gone included."""
         self.num_set_aside: Counter[SetAsideCause] = Counter()
-        """Workers that were set aside, by cause."""
         self.latest_set_aside: deque[SetAsideWorker] = deque(maxlen=_MAX_NAMED)
         """The last of them, the latest first."""
         self._clock = clock

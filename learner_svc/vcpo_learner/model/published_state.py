@@ -71,7 +71,6 @@ class PublishedState:
         self._memory = memory
         self._dtype: torch.dtype | None = None
         self._file: _PayloadFile | None = None
-        """The last whole file."""
         self._bits: dict[str, Tensor] = {}
         """Bits that were published last, flat, by tensor name, on the tensors' device."""
         self.first_rows: dict[str, int] = {}
@@ -211,7 +210,6 @@ class _PayloadFile:
             }
         )
         self.content = memory(len(header) + begins[-1])
-        """The whole file."""
         self.content[: len(header)] = header
         self.tensors = {
             name: _view(self.content, dtype, shape, len(header) + begin)

@@ -16,7 +16,6 @@ class RankEnvironment:
 
     rank: int = 0
     size: int = 1
-    """Number of ranks."""
     local_rank: int = 0
     """Number of the process on its machine, and of its GPU."""
     address: str = "127.0.0.1"

@@ -41,7 +41,6 @@ class SignalWindow:
         self.steps: deque[StepRecord] = deque(maxlen=WINDOW_STEPS)
         """The newest steps of the run, oldest first."""
         self.failure = ""
-        """Why the run failed, in a sentence."""
         self.collapse = ""
         """How the finished run collapsed, in sentences."""
         self.mismatch = ""

@@ -100,7 +100,6 @@ class MicroBatchRunner:
         self.temperature = spec.sampling.temperature
         self.network = PolicyNetwork.of(model)
         self.slots = Slots(self.network.model)
-        """The model's trainable parameters."""
         self._pad_token_id = pad_token_id
         self.packs = spec.batch.row_layout is RowLayout.PACKED
         """Whether a micro-batch is one row without padding."""

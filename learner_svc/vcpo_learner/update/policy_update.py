@@ -127,7 +127,6 @@ class PolicyUpdate:
         self._files = TensorFiles(self._model, self._optimizer, group)
         self._mismatch = Mismatch(spec)
         self.health = RunHealth(spec)
-        """Early warning after the steps so far."""
         self._replay = replay_buffer(spec)
         self._pending: PendingStep | None = None
         """The step between `begin` and `finish`."""

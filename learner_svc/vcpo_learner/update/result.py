@@ -132,7 +132,6 @@ class ScoredBatch:
     tokens: BatchTokens
     summary: BatchSummary
     is_accumulated: bool
-    """Whether the gradient is complete."""
     graph: Graph | None = None
     """Graph of the first pass, if one micro-batch held all trajectories that the second pass may
     use."""

@@ -38,13 +38,11 @@ class RunHealth:
 
     def __init__(self, spec: VCPORunSpec) -> None:
         self.guards: GuardPolicy = spec.health.guards
-        """The guards of the run's spec."""
         self._warning = EarlyWarning()
         self.rewards = RewardWatch()
         self.backoff = RateBackoff()
         """Lowers the learning rate of the next steps."""
         self.rollbacks = Rollbacks()
-        """The rollbacks of the run so far."""
 
     @property
     def level(self) -> WarningLevel:

@@ -78,7 +78,6 @@ class WeightServer:
         """Bytes that the processes have sent that have ended."""
         self._current = Counter[WeightForm]()
         self.num_starts = 0
-        """Processes started so far."""
 
     @property
     def process_id(self) -> int | None:

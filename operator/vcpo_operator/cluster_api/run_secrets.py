@@ -36,7 +36,6 @@ _SKEW_S: Final = 3600.0
 """Clocks of nodes may differ; a certificate is valid for this time before it is made."""
 
 SecretData = dict[str, bytes]
-"""Content of a Secret by key."""
 
 
 def new_certificates(run: str, names: Mapping[str, Sequence[str]], *, now_s: float) -> SecretData:

@@ -132,7 +132,6 @@ class EngineSetting:
     """The worker's rollout group: precision, slots, threads."""
     tokenizer: PreTrainedTokenizerBase
     end_token_ids: frozenset[int]
-    """Tokens that end a response."""
     stop_strings: StopStrings | None
     """Strings that end a response; None if only end tokens do."""
     seed: int

@@ -66,7 +66,6 @@ class Worker:
     _shutdown: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     _failures: FailureCounts = field(default_factory=FailureCounts, init=False)
     _is_failing: bool = field(default=False, init=False)
-    """Whether the lease that ended last failed."""
 
     def __post_init__(self) -> None:
         self.learner.on_preempted = self._interrupt

@@ -266,6 +266,10 @@ def test_the_lowest_logprob_of_a_sampled_token_is_accepted():
             "reward: must be a finite number, got nan",
         ),
         (
+            lambda one: setattr(one, "reward", float("-inf")),
+            "reward: must be a finite number, got -inf",
+        ),
+        (
             lambda one: one.reward_parts.update(right=float("nan")),
             "reward_parts.right: must be a finite number, got nan",
         ),

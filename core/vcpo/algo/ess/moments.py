@@ -20,7 +20,6 @@ class WeightMoments:
     """Number of weights, their sum and the sum of their squares, in log space."""
 
     count: int
-    """Number of weights, at least 1."""
 
     log_sum: float
     """Log of the sum of the weights, nats; -inf if every weight is 0."""

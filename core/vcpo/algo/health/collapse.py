@@ -50,12 +50,10 @@ class Collapse:
     step: int
     """Step of the first value below the share."""
     value: float
-    """Value at that step."""
     best: float
     """Best value before, above 0."""
     best_step: int
     last: float
-    """Last value of the measure."""
 
     @property
     def has_recovered(self) -> bool:

@@ -48,7 +48,6 @@ WORKER_ROLES: Final = (CallerRole.WORKER,)
 """Roles of a worker, and so the keys that it holds."""
 
 RoleKeys = Mapping[CallerRole, str]
-"""Keys by role."""
 
 
 def _methods(file: FileDescriptor, service: str) -> frozenset[str]:
