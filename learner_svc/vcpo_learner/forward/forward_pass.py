@@ -1,15 +1,13 @@
 """A forward pass over a micro-batch, and the way from it to gradient norms and their sum.
 
-    with norms      the pass is recorded; its backward pass measures them and forms the sum
-    without norms   they are reported as 0, and the sum is a plain backward pass
-
-Both have the same interface: log-probabilities; then squared norms, given weights of the tokens;
-then the weighted sum of gradients, given slopes that depend on the norms.
+with norms      the pass is recorded; its backward pass measures them and forms the sum
+without norms   they are reported as 0, and the sum is a plain backward pass
 """
+
+from __future__ import annotations
 
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -24,46 +22,6 @@ from vcpo_learner.per_sample_gradients.taps import Recording, record_calls
 from vcpo_learner.per_sample_gradients.weighted_sum import WeightedSum
 
 
-class GradientSum(Protocol):
-    """Norms, and the weighted sum that still needs its slopes."""
-
-    @property
-    def squared_norms(self) -> Tensor:
-        """[batch] float64, at least 0."""
-
-    @property
-    def unused(self) -> Set[Slot]:
-        """Slots that are known to have no gradient in this pass."""
-
-    def add_to_parameters(self, slopes: Sequence[float]) -> None:
-        """Complete the gradient; call once, after the last micro-step that shares its sums.
-
-        slopes: [num_groups].
-        """
-
-
-class ForwardPass(Protocol):
-    """Log-probabilities with their graph, and the measurement of norms."""
-
-    @property
-    def logprobs(self) -> Tensor:
-        """[batch, width] nats, as `token_logprobs`."""
-
-    def measure(
-        self,
-        weights: Tensor,
-        weighted_sum: WeightedSum | None = None,
-        *,
-        retain_graph: bool = False,
-    ) -> GradientSum:
-        """Measure the norms of the gradients of sum_t a_t log pi(y_t); call once.
-
-        weights: [batch, width] a_t.
-        weighted_sum: the sum to form beside the norms; None forms none.
-        retain_graph: keep the graph of `logprobs` for another backward pass.
-        """
-
-
 def forward_pass(
     network: PolicyNetwork,
     slots: Slots,
@@ -72,7 +30,7 @@ def forward_pass(
     measures_norms: bool,
     temperature: float,
     tiles: bool | None = None,
-) -> ForwardPass:
+) -> RecordedPass | PlainPass:
     """Run the model forward, and keep what the norms need, if they are measured.
 
     tiles: whether the head is tiled; None decides by the number of logits.
@@ -83,16 +41,18 @@ def forward_pass(
     if measures_norms:
         with record_calls(slots) as recording:
             scores = network.score(batch, wanted)
-        return _RecordedPass(
+        return RecordedPass(
             recording=recording,
             logprobs=batch.place_trained(scores.logprobs),
             row=batch.row,
         )
-    return _PlainPass(logprobs=batch.place_trained(network.score(batch, wanted).logprobs))
+    return PlainPass(logprobs=batch.place_trained(network.score(batch, wanted).logprobs))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _RecordedPass:
+class RecordedPass:
+    """Log-probabilities with their graph, [batch, width] nats, and the measurement of norms."""
+
     recording: Recording
     logprobs: Tensor
     row: PackedRow | None
@@ -104,6 +64,11 @@ class _RecordedPass:
         *,
         retain_graph: bool = False,
     ) -> MeasuredGradients:
+        """Measure the norms of the gradients of sum_t a_t log pi(y_t); call once.
+
+        weights: [batch, width] a_t. weighted_sum: to form beside the norms; None forms none.
+        retain_graph: keep the graph of `logprobs` for another backward pass.
+        """
         objectives = weighted_logprobs(self.logprobs, weights)
         return measure_gradients(
             objectives,
@@ -115,8 +80,8 @@ class _RecordedPass:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _PlainPass:
-    """A forward pass without norms."""
+class PlainPass:
+    """As `RecordedPass`, without norms."""
 
     logprobs: Tensor
 
@@ -126,8 +91,8 @@ class _PlainPass:
         weighted_sum: WeightedSum | None = None,
         *,
         retain_graph: bool = False,
-    ) -> "_PlainSum":
-        return _PlainSum(
+    ) -> PlainSum:
+        return PlainSum(
             squared_norms=torch.zeros(len(weights), dtype=torch.float64, device=weights.device),
             objectives=weighted_logprobs(self.logprobs, weights),
             weighted_sum=weighted_sum,
@@ -136,7 +101,9 @@ class _PlainPass:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _PlainSum:
+class PlainSum:
+    """As `MeasuredGradients`."""
+
     squared_norms: Tensor
     objectives: Tensor
     weighted_sum: WeightedSum | None

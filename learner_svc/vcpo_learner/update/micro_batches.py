@@ -19,7 +19,7 @@ from vcpo.api.workloads import Precision
 from vcpo_learner.device import to_device
 from vcpo_learner.estimator.loss import group_offsets, group_slopes
 from vcpo_learner.forward.attention import select_attention
-from vcpo_learner.forward.forward_pass import ForwardPass, forward_pass
+from vcpo_learner.forward.forward_pass import PlainPass, RecordedPass, forward_pass
 from vcpo_learner.forward.kept_apart import require_kept_apart
 from vcpo_learner.forward.logprobs import token_logprobs, weighted_logprobs
 from vcpo_learner.forward.policy_network import PolicyNetwork
@@ -103,7 +103,10 @@ class MicroBatchRunner:
         self._pad_token_id = pad_token_id
         self.packs = spec.batch.row_layout is RowLayout.PACKED
         """Whether a micro-batch is one row without padding."""
-        select_attention(self.network.model, spec.learner.attention, packs=self.packs)
+        is_half = spec.learner.number_format is Precision.BFLOAT16
+        select_attention(
+            self.network.model, spec.learner.attention, packs=self.packs, is_half=is_half
+        )
         held_tokens, held_groups = (memory.tokens, memory.groups) if memory else (None, None)
         self._budget = MicroBatchBudget(
             trajectories=_most_trajectories(spec.batch, memory),
@@ -112,7 +115,6 @@ class MicroBatchRunner:
             counts_padding=not self.packs,
         )
         # A sharded model gathers its parameters in the number type of the run.
-        is_half = spec.learner.number_format is Precision.BFLOAT16
         self._use_bfloat16 = is_half and not is_sharded(parameter)
         self._is_half = parameter.dtype.itemsize == 2 or (is_half and is_sharded(parameter))
         for context, in_half in self.check_contexts():
@@ -179,7 +181,7 @@ class MicroBatchRunner:
         chosen = own or [min(among, key=lambda at: tokens.num_tokens[at])]
         return tokens.micro_batch(chosen, self._pad_token_id, packs=self.packs)
 
-    def forward(self, batch: TokenBatch, *, measures_norms: bool) -> ForwardPass:
+    def forward(self, batch: TokenBatch, *, measures_norms: bool) -> RecordedPass | PlainPass:
         """Run the model forward, and keep what gradient norms need, if they are measured."""
         with self.autocast():
             return forward_pass(

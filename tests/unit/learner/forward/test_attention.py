@@ -6,6 +6,7 @@ from itertools import chain
 
 import pytest
 import torch
+from torch.nn import functional
 from transformers import (
     Gemma2Config,
     Gemma2ForCausalLM,
@@ -294,6 +295,26 @@ def test_what_it_does_not_compute_is_refused():
 )
 def test_auto_takes_it_where_it_saves_a_mask_or_a_mistake(family, wanted, packs, is_varlen):
     assert select_attention(build(family), wanted, packs=packs) is is_varlen
+
+
+@pytest.mark.parametrize(("num_tokens", "dtype"), [(256, torch.float32), (257, torch.bfloat16)])
+def test_short_rows_of_a_cpu_attend_in_float32(num_tokens, dtype, monkeypatch):
+    model, own, seen = build("llama"), functional.scaled_dot_product_attention, []
+
+    def look(query, *others, **options):
+        seen.append((query.dtype, torch.is_autocast_enabled("cpu")))
+        return own(query, *others, **options)
+
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", look)
+    assert select_attention(model, Attention.AUTO, packs=False, is_half=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        numbers = [torch.randn(2, 4, num_tokens, 8, dtype=torch.bfloat16) for _ in range(3)]
+        found, _ = attention.varlen_attention(model.model.layers[0].self_attn, *numbers, None)
+    assert found.dtype is torch.bfloat16
+    assert seen == [(dtype, dtype is torch.bfloat16)]
+    with torch.autocast("cpu", enabled=False):
+        exact = own(*(each.double() for each in numbers), is_causal=True)
+    torch.testing.assert_close(found.transpose(1, 2).double(), exact, rtol=0.02, atol=0.02)
 
 
 def sinks():
