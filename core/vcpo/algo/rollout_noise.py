@@ -8,8 +8,7 @@ deviation falls geometrically from s0 to sK:
 Noise adds no bias, but lowers the ESS ratio at lag 0, by as much as the stage demands
 (`vcpo.algo.ess.calibration`).
 
-Source: QeRL, arXiv 2510.11696, adaptive quantization noise; the exponent as in its code (NVlabs,
-trl_trainer/noise_scheduler.py), which differs from the paper's summaries.
+Source: QeRL, arXiv 2510.11696, adaptive quantization noise; the exponent as in its code.
 """
 
 import math

@@ -9,13 +9,6 @@ At the parameters that a step starts from, the gradient of every loss is
     VCPO   A = R - b*                a = min(W, 8) / (B T)    g = 1
     GRPO   A = (R - mean R) / std R  a = u / (B T)            g = PPO's clip to [.8, 1.2]
     DAPO   A as GRPO, R - overlong   a = u / sum T            g = PPO's clip to [.8, 1.28]
-
-The functions stand in the order of the computation. The baseline b* needs gradient norms, which
-`vcpo_learner.update.gradient` measures in between.
-
-Sources: overlong penalty, DAPO, arXiv 2503.14476; KL penalties, TBA, arXiv 2503.18929, AGRO, arXiv
-2503.19612, and Kimi k1.5, arXiv 2501.12599; whitening over the batch, REINFORCE++, arXiv
-2501.03262; V-trace, IMPALA, arXiv 1802.01561.
 """
 
 from __future__ import annotations

@@ -3,8 +3,7 @@
 A worker is known by its name. A process that was set aside gets no work again; the one after it
 under the same name shows another process id and begins anew.
 
-A generation fails because of what all workers share (environment, model, reward server) or because
-of the machine that it runs on. Only the other workers tell which.
+Only other workers tell whether a generation fails because of what all share, or of its machine.
 
 ```
 worker at fault   it failed half of M groups (`failurePolicy.maxFailuresInARow`) in a row that it

@@ -9,10 +9,9 @@ Shards arrive side by side, each into its rows of one file of whole tensors: one
 deltas while another arrives whole, and one that is lost or corrupt leaves the others as they are.
 All this runs beside generation; the engine stops only for the swap.
 
-Nothing that fails a checksum is used. A learner patches the full set in its memory while others
-read it, so a set that has just arrived may hold elements of the next version and fail its check. It
-is kept until the next version is there: that version's deltas write every such element. If the
-check fails again, it is thrown away, and the full set is fetched again.
+Nothing that fails a checksum is used. A set that has just arrived may hold elements of the next
+version, whose deltas write them all: it is kept until then. If the check fails again, it is fetched
+again.
 """
 
 from __future__ import annotations

@@ -19,8 +19,7 @@ newest 64, 256, .. blocks count, as far as their intervals intersect: the mismat
 docs/inside/mathematics.md says how the estimate of the run follows from those of its workers.
 
 Sources: VCPO, arXiv 2602.17616, Eq. 5 (rho_on as a given constant); Goldenshluger and Nemirovski,
-"On spatially adaptive estimation of nonparametric regression" (1997), for how far back to look. The
-rest is this project's. The release has one constant per script (1.0 or 0.55).
+"On spatially adaptive estimation of nonparametric regression" (1997), for how far back to look.
 """
 
 import math

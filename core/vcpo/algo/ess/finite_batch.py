@@ -95,8 +95,6 @@ def nats_at_size(
 
         nats = (v_on + v - b(v_on + v)) - (v_on - b(v_on)),        v - b(v) at the other size.
 
-    Where the mean is at the floor of its size, log N, the sum is read as 16 nats^2.
-
     nats: mean of log rho_on - log rho, finite; at or below 0, which is chance, it is returned.
     num_weights, other_size: N of the batches that were read, and of the others, at least 1.
     mismatch_nats: v_on of the batches that were read, at least 0.

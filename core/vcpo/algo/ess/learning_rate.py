@@ -9,9 +9,6 @@ therefore applies batch-size scaling: sqrt suits optimizers that divide by a run
 square, such as AdamW; linear suits SGD. Scaling the loss instead has no effect under AdamW, which
 divides out a constant factor. Decoupled weight decay shrinks with the learning rate.
 
-The reference is rho_on, not 1: training and inference engines disagree a little on every token, so
-even fresh trajectories have rho < 1 (see `calibration`).
-
 Limit: rho >= 1/B bounds the scale from below, so the rule damps a step; `verdict` refuses steps.
 
 Source: VCPO, arXiv 2602.17616, Eq. 5.
