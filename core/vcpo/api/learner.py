@@ -27,7 +27,7 @@ class ActivationCheckpointing(StrEnum):
     """Which activations the backward pass computes again instead of keeping them."""
 
     AUTO = "auto"
-    """`layers` for models of at least 1 B parameters, else `none`."""
+    """`none` where a GPU's memory holds many tokens so; on a CPU, up to 1 B parameters."""
     NONE = "none"
     LAYERS = "layers"
     """The activations within each decoder layer are computed again."""
@@ -52,12 +52,13 @@ class Learner(Section):
     float32. If unset, `bfloat16` on a GPU, else `float32`."""
     attention: Attention = Attention.AUTO
     """How attention is computed: `sdpa` (PyTorch's own, for padded rows), `varlen` (within each
-    trajectory, no mask), or `auto` (`varlen` for packed rows and for models with a soft cap on
-    scores, else `sdpa`)."""
+    trajectory, no mask), or `auto` (`varlen` for packed rows, for models with a soft cap on
+    scores and in bfloat16 on a CPU, else `sdpa`)."""
     activation_checkpointing: ActivationCheckpointing = ActivationCheckpointing.AUTO
     """Activations of the decoder layers: the backward pass computes them again (`layers`), or they
-    are kept (`none`). `auto` computes them again for models of at least 1 B parameters. That costs
-    about a third more time and takes a fraction of the memory."""
+    are kept (`none`). `layers` costs about a third more time and takes a fraction of the memory.
+    `auto` keeps them where a GPU's memory then holds 8,192 tokens and the longest trajectory; on a
+    CPU, for models of less than 1 B parameters."""
     gradient_mode: GradientMode = GradientMode.AUTO
     """Backward passes of a step whose baseline needs gradient norms: `onePass` (norms and sums
     together), `twoPass` (first the norms, then the sum), or `auto` (`onePass` where the method

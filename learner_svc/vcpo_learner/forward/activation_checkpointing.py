@@ -23,7 +23,7 @@ from vcpo_learner.per_sample_gradients.coverage import require_coverage
 from vcpo_learner.per_sample_gradients.taps import active_recording
 
 _LARGE = 1_000_000_000
-"""Parameters from which `auto` saves memory rather than time."""
+"""Parameters from which `auto` saves memory, where no plan of a GPU's memory decides."""
 
 
 def wants_checkpoints(setting: ActivationCheckpointing, num_parameters: int) -> bool:
@@ -134,11 +134,7 @@ class _Run:
 
 
 class _RunAgain(torch.autograd.Function):
-    """Outputs of a layer whose graph is made, and gone through, in the backward pass only.
-
-    PyTorch's checkpoints that are not reentrant make the graph twice, and call Python for each
-    tensor that is saved in it; its reentrant ones cannot be asked for the gradient of an anchor.
-    """
+    """Outputs of a layer whose graph is made, and gone through, in the backward pass only."""
 
     @staticmethod
     def forward(ctx: Any, run: _Run, anchor: Tensor, *tensors: Tensor) -> tuple[Any, ...]:

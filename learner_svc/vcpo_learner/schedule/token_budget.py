@@ -3,12 +3,12 @@
 Bytes that a step needs at its fullest, with b bytes per activation (2 in bfloat16, 4 in float32), P
 trained parameters on a rank, L layers, hidden size H and inner size I of a layer's feed-forward:
 
-    state         P (4 + 8 + 4 G)   gradient, moments of AdamW, sums of G open groups; sharded, each
-                                    group also has the sum of the largest matrices whole
+    state         P (4 + 8 + 4 G)   gradient, moments of AdamW, sums of G open groups, with norms;
+                                    sharded, each also has the sum of the largest matrices whole
                   4 P_all           the first policy, for methods that are pulled back to it
     published     w P               what workers have, w bytes per number in their type
-    copies        b P               of what is trained, in the number type of the products; sharded:
-                                    two layers, the embedding and the head, gathered, and their sums
+    copies        b P               of what is trained, in the number type of the products; with
+                                    checkpoints or sharded (and their sums): two layers and the ends
     workspace     2 GiB             tiles of logits, chunks of per-trajectory gradients, kernels
     layer         4 I b + 64 H      a token's activations in one layer that its backward pass reads:
                                     gate, up, their product and activation; the rest is norms,
@@ -16,7 +16,7 @@ trained parameters on a rank, L layers, hidden size H and inner size I of a laye
                                     a mixer adds, in float32, 80 for each channel that it convolves,
                                     and 16 for each of its decays and each token of a chunk
     gradients     2 I b + 5 H b     a token's gradients at the outputs of a layer's matrices, which
-                                    norms of short sequences keep to the end
+                                    norms of short sequences keep to the end, if measured
     head          20 H              states before the head, their gradient, expectations of tiles
 
     kept per token          L (layer + gradients) + head
@@ -29,18 +29,20 @@ memory a tenth is left for fragmentation.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Self
 
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
+from vcpo.algo.advantage import BaselineScope
 from vcpo.algo.methods import KLPenalty
 from vcpo.api import VCPORunSpec
+from vcpo.api.learner import ActivationCheckpointing
+from vcpo.api.optimizer import OptimizerName
 from vcpo.api.workloads import Precision
 from vcpo.service.lifecycle import StartError
 from vcpo_learner.device import free_bytes
-from vcpo_learner.forward.activation_checkpointing import wants_checkpoints
 from vcpo_learner.per_sample_gradients.module_calls import is_depthwise
 from vcpo_learner.ranks.ranks import Ranks
 
@@ -59,8 +61,8 @@ _SHARE_FOR_GROUPS: Final = 0.25
 """Share of what the state leaves that sums of more groups than one may take."""
 _SUM_BYTES: Final = 4
 """Bytes that one parameter takes in the sum of a group's gradients."""
-_LEAST_BYTES: Final = 4 + 4
-"""Of a trained parameter beside itself, with any optimizer: its gradient and a moment."""
+_MANY_TOKENS: Final = 8192
+"""Tokens of a micro-step from which on the GPU decides how long it takes, and not the host."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,6 +140,12 @@ class MemoryUse:
     """Of one parameter in a published version, which the device keeps: 2 or 4."""
     has_reference: bool = False
     """Whether the policy that training began with is kept as well, in float32."""
+    least_moment_bytes: int = 8
+    """Of one trained parameter: AdamW's two moments, or Muon's one."""
+    measures_norms: bool = True
+    """Whether sums of groups are kept beside the gradient."""
+    is_one_group: bool = False
+    """Whether all trajectories of a batch share a baseline, and one sum."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,6 +156,8 @@ class MemoryBudget:
     """Tokens of a micro-batch, at least 1."""
     groups: int
     """Groups whose sums are in memory, at least 1."""
+    activations: ActivationCheckpointing = ActivationCheckpointing.NONE
+    """`none` or `layers`."""
 
 
 def memory_budget(free_bytes: int, size: ModelSize, use: MemoryUse) -> MemoryBudget:
@@ -156,22 +166,42 @@ def memory_budget(free_bytes: int, size: ModelSize, use: MemoryUse) -> MemoryBud
     free_bytes: before the first step, when there are neither gradients nor moments.
     """
     left = max(0, int(free_bytes * _USABLE_SHARE) - state_bytes(size, use))
-    for_groups = int(left * _SHARE_FOR_GROUPS)
+    for_groups = 0 if use.is_one_group else int(left * _SHARE_FOR_GROUPS)
     return MemoryBudget(
         tokens=max(1, (left - for_groups) // token_bytes(size, use)),
         groups=1 + for_groups // max(group_bytes(size, use), 1),
+        activations=ActivationCheckpointing("layers" if use.checkpoints_layers else "none"),
     )
 
 
+def planned(
+    free_bytes: int, size: ModelSize, use: MemoryUse, setting: ActivationCheckpointing, longest: int
+) -> MemoryBudget:
+    """Return what a micro-batch may hold; `auto` computes activations again only to hold enough.
+
+    use: its `checkpoints_layers` is not read. longest: tokens of the longest trajectory.
+    """
+    kept, again = (
+        memory_budget(free_bytes, size, replace(use, checkpoints_layers=each))
+        for each in (False, True)
+    )
+    is_enough = kept.tokens >= max(_MANY_TOKENS, longest)
+    if setting is ActivationCheckpointing.LAYERS:
+        return again
+    return kept if is_enough or setting is ActivationCheckpointing.NONE else again
+
+
 def check_room(free_bytes: int, size: ModelSize, use: MemoryUse) -> None:
-    """Check that a model can be trained at all in the memory that is free beside its parameters."""
-    needed = size.num_trained * _LEAST_BYTES // use.num_shards
+    """Check that the memory that is free beside the parameters holds what every step needs."""
+    needed = size.num_trained * (4 + use.least_moment_bytes + use.published_bytes)
+    needed = (needed + 4 * size.num_parameters * use.has_reference) // use.num_shards
     if needed > free_bytes:
         raise StartError(
             f"spec.model.name: has {size.num_trained / 1e9:.2f} billion trained parameters, whose"
-            f" gradients and moments take {needed / _GIB:.1f} GiB or more of a GPU of which the"
-            f" parameters leave {free_bytes / _GIB:.1f} GiB to the learner; train adapters"
-            " (spec.model.lora), or shard the model (spec.learner.gpusPerReplica)"
+            f" gradients, moments and published version take {needed / _GIB:.1f} GiB of a GPU of"
+            f" which the parameters leave {free_bytes / _GIB:.1f} GiB to the learner; train"
+            " adapters (spec.model.lora), shard the model (spec.learner.gpusPerReplica), or use a"
+            " GPU with more memory"
         )
 
 
@@ -188,23 +218,27 @@ def group_bytes(size: ModelSize, use: MemoryUse) -> int:
 
 def state_bytes(size: ModelSize, use: MemoryUse) -> int:
     """Return the bytes beside the parameters that do not depend on tokens, with one open group."""
-    of_shard = size.num_trained * (4 + 8 + _SUM_BYTES + use.published_bytes) // use.num_shards
+    of_parameter = 4 + 8 + _SUM_BYTES * use.measures_norms + use.published_bytes
+    of_shard = size.num_trained * of_parameter // use.num_shards
     if use.has_reference:
         of_shard += 4 * size.num_parameters // use.num_shards
-    if use.num_shards == 1:
-        gathered = size.num_trained * use.activation_bytes if use.activation_bytes < 4 else 0
-    else:
-        ends = 2 * size.vocabulary * size.hidden
-        layers = 2 * max(size.num_parameters - ends, 0) // size.num_layers
+    ends = 2 * size.vocabulary * size.hidden
+    layers = 2 * max(size.num_parameters - ends, 0) // size.num_layers
+    if use.num_shards > 1:
         # Gathered numbers, and two float32 sums on their way to the shards.
         gathered = (ends + layers) * (use.activation_bytes + 4 + _SUM_BYTES)
+    elif use.activation_bytes == 4:
+        gathered = 0
+    else:
+        in_use = ends + layers if use.checkpoints_layers else size.num_trained
+        gathered = min(in_use, size.num_trained) * use.activation_bytes
     return of_shard + gathered + _WORKSPACE_BYTES
 
 
 def token_bytes(size: ModelSize, use: MemoryUse) -> int:
     """Return the bytes that one more token of a micro-batch takes."""
     layer = layer_bytes(size, use.activation_bytes)
-    gradients = (2 * size.inner + 5 * size.hidden) * use.activation_bytes
+    gradients = (2 * size.inner + 5 * size.hidden) * use.activation_bytes * use.measures_norms
     head = 20 * size.hidden
     if use.checkpoints_layers:
         return size.num_layers * 4 * size.hidden + 2 * (layer + gradients) + head
@@ -216,7 +250,9 @@ def layer_bytes(size: ModelSize, activation_bytes: int) -> int:
     return 4 * size.inner * activation_bytes + 64 * size.hidden + size.mixer_bytes
 
 
-def budget_on_ranks(model: nn.Module, spec: VCPORunSpec, ranks: Ranks) -> MemoryBudget | None:
+def budget_on_ranks(
+    model: nn.Module, spec: VCPORunSpec, ranks: Ranks, *, measures_norms: bool
+) -> MemoryBudget | None:
     """Return what the rank with the least free memory holds; None on a CPU. A collective call.
 
     model: on its device, before the first step.
@@ -224,23 +260,26 @@ def budget_on_ranks(model: nn.Module, spec: VCPORunSpec, ranks: Ranks) -> Memory
     free, size = free_bytes(ranks.device), ModelSize.of(model)
     if free is None or size is None:
         return None
-    is_half = spec.learner.number_format is Precision.BFLOAT16
+    config = spec.algorithm.loss_config
     use = MemoryUse(
-        activation_bytes=2 if is_half else 4,
-        checkpoints_layers=wants_checkpoints(
-            spec.learner.activation_checkpointing, size.num_parameters
-        ),
+        activation_bytes=2 if spec.learner.number_format is Precision.BFLOAT16 else 4,
+        checkpoints_layers=False,
         num_shards=ranks.num_shards,
         published_bytes=2 if spec.published_precision is Precision.BFLOAT16 else 4,
-        has_reference=spec.algorithm.loss_config.kl_penalty is KLPenalty.REFERENCE,
+        has_reference=config.kl_penalty is KLPenalty.REFERENCE,
+        least_moment_bytes=4 if spec.optimizer.name is OptimizerName.MUON else 8,
+        measures_norms=measures_norms,
+        is_one_group=config.baseline_scope is BaselineScope.BATCH,
     )
     free = ranks.least(free)  # all ranks refuse, or none: one alone would leave the others waiting
     check_room(free, size, use)
-    budget = memory_budget(free, size, use)
-    _LOGGER.info(
-        "micro-batches of at most %d tokens and %d groups: %.1f GiB are free",
-        spec.batch.tokens_per_micro_batch or budget.tokens,
-        budget.groups,
-        free / _GIB,
+    longest = spec.context_tokens or spec.sampling.max_new_tokens
+    budget = planned(free, size, use, spec.learner.activation_checkpointing, longest)
+    tokens = spec.batch.tokens_per_micro_batch or budget.tokens
+    _LOGGER.log(
+        logging.INFO if tokens >= longest else logging.WARNING,
+        "micro-batches of at most %d tokens (a trajectory: %d), %d groups, activations %s: %.1f GiB"
+        " are free",
+        *(tokens, longest, budget.groups, budget.activations, free / _GIB),
     )
     return budget

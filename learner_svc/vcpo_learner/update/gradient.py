@@ -41,6 +41,7 @@ from vcpo_learner.estimator.loss import (
 from vcpo_learner.estimator.own_functions import wants_norms
 from vcpo_learner.estimator.record import BatchRecord, batch_record, token_lags
 from vcpo_learner.estimator.token_weights import token_weights
+from vcpo_learner.forward.activation_checkpointing import set_checkpoints
 from vcpo_learner.forward.policy_network import PolicyNetwork
 from vcpo_learner.forward.token_batch import BatchTokens, batch_tokens
 from vcpo_learner.per_sample_gradients.coverage import require_gradients
@@ -85,7 +86,12 @@ class GradientAccumulation:
         self._config = spec.algorithm.loss_config
         self._longest_response = spec.sampling.max_new_tokens
         self._ranks = ranks or Ranks(device=next(model.parameters()).device)
-        memory = budget_on_ranks(PolicyNetwork.of(model).model, spec, self._ranks)
+        baseline = self._config.baseline
+        self._measures_norms = baseline in NORM_BASELINES or wants_norms(baseline)
+        policy = PolicyNetwork.of(model).model
+        memory = budget_on_ranks(policy, spec, self._ranks, measures_norms=self._measures_norms)
+        setting = spec.learner.activation_checkpointing
+        set_checkpoints(policy, setting if memory is None else memory.activations)
         self._spans_batch = self._config.baseline_scope is BaselineScope.BATCH
         # Trajectories that share a baseline are in one replica, or in all if the batch shares one.
         place = mesh_place(self._ranks)
@@ -96,8 +102,6 @@ class GradientAccumulation:
             self._ranks.share if self._spans_batch else self._ranks.share_in_replica
         )
         self._inputs = TokenInputs(self._config, self.runner, self._ranks)
-        baseline = self._config.baseline
-        self._measures_norms = baseline in NORM_BASELINES or wants_norms(baseline)
         self._fits_one_pass = spec.algorithm.fits_one_pass and spec.learner.prefers_one_pass(
             sums_groups=self._measures_norms
         )

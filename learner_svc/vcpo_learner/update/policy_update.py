@@ -44,7 +44,6 @@ from vcpo_learner.clock import Clock
 from vcpo_learner.device import computes, random_states, restore_random_states
 from vcpo_learner.estimator.own_functions import wants_norms
 from vcpo_learner.estimator.trial import require_own_functions
-from vcpo_learner.forward.activation_checkpointing import set_checkpoints
 from vcpo_learner.forward.attention import take_calls
 from vcpo_learner.forward.measurable_norms import require_measurable_norms
 from vcpo_learner.forward.policy_network import PolicyNetwork
@@ -107,7 +106,6 @@ class PolicyUpdate:
         self._max_gradient_norm = spec.optimizer.max_gradient_norm
         self.step_rate = StepRate(spec)
         require_own_functions(spec)
-        set_checkpoints(self._model, spec.learner.activation_checkpointing)
         self._gradient = GradientAccumulation(self._network, spec, pad_token_id, ranks, clock)
         if spec.algorithm.router_replay:
             require_replayable(self._network)
@@ -209,10 +207,11 @@ class PolicyUpdate:
         scored_s = self._clock()
         result = self._conclude(pending, fresh)
         self._pending = None
-        times = pending.times.after(score_s=scored_s - started_s, step_s=self._clock() - scored_s)
+        pending.times.score_s += scored_s - started_s
+        pending.times.optimizer_s = self._clock() - scored_s
         return replace(
             result,
-            times=times,
+            times=pending.times,
             memory=device_memory(torch.cuda, self._device),
             attention_calls=take_calls(),
         )

@@ -39,12 +39,6 @@ class UpdateTimes:
             "optimizer": self.optimizer_s,
         }
 
-    def after(self, *, score_s: float, step_s: float) -> UpdateTimes:
-        """Return the times of a finished update: these, more scoring, and the step."""
-        return UpdateTimes(
-            score_s=self.score_s + score_s, backward_s=self.backward_s, optimizer_s=step_s
-        )
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateResult(UpdateRecord):

@@ -15,6 +15,7 @@ from tests.fixtures.learner.updates import make_spec
 from vcpo.api.learner import ActivationCheckpointing
 from vcpo.api.workloads import Lora
 from vcpo_learner.forward.activation_checkpointing import (
+    are_checkpointed,
     decoder_layers,
     set_checkpoints,
     wants_checkpoints,
@@ -204,3 +205,11 @@ def test_the_spec_of_a_run_decides():
     learner = spec.learner.model_copy(update={"activation_checkpointing": LAYERS})
     PolicyUpdate(model, spec.model_copy(update={"learner": learner}), PAD)
     assert all("forward" in vars(layer) for layer in decoder_layers(model))
+
+
+@pytest.mark.parametrize(("free_gib", "is_on"), [(1, True), (64, False)])
+def test_the_memory_of_a_gpu_decides_where_the_spec_leaves_it_open(free_gib, is_on, monkeypatch):
+    monkeypatch.setattr("vcpo_learner.schedule.token_budget.free_bytes", lambda _: free_gib << 30)
+    model = seeded_model(llama)
+    PolicyUpdate(model, make_spec(), PAD)
+    assert are_checkpointed(model) is is_on
