@@ -142,8 +142,9 @@ def runs_in(folder: Path) -> Iterator[StartRun]:
         workers: int = 2,
         failures: int = 32,
         name: str = "run",
+        model: Path = ROOT / "examples/models/tiny",
     ) -> LocalRun:
-        spec, model = folder / "run.yaml", ROOT / "examples/models/tiny"
+        spec = folder / "run.yaml"
         task = {"steps": steps, "environment": environment, "adapters": adapters}
         task |= {"lag": lag, "workers": workers, "failures": failures}
         sections = {"control": control, "learner": learner, "sinks": sinks}

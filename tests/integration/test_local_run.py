@@ -15,8 +15,15 @@ from typing import Any
 import pytest
 import torch
 from peft import PeftModel
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    Qwen3_5Config,
+    Qwen3_5ForCausalLM,
+    Qwen3_5ForConditionalGeneration,
+)
 
+from tests.fixtures.families import family
 from tests.integration.local_run import (
     ROOT,
     LocalRun,
@@ -71,6 +78,48 @@ def assert_every_log_line_is_json(run: LocalRun) -> None:
     logged = [line["event"] for line in lines if "event" in line]
     assert logged == [event.kind for event in run.events if event.source == "learner"]
     assert 12 in [line["step"] for line in lines if "relative_ess_ratio" in line]
+
+
+DIGITS = """
+from vcpo_rollout.environments import Prompt
+
+
+class Digits:
+    def __init__(self, *, seed, **_given):
+        pass
+
+    def prompt(self, split, index):
+        return Prompt(text=str(index))
+
+    def reward(self, prompt, response):
+        return sum(each.isdigit() for each in response) / 8
+"""
+
+
+def test_a_hybrid_with_a_tower_for_images_learns_and_leaves_its_language_model(
+    start_run: StartRun, tmp_path: Path
+) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(ROOT / "examples/models/tiny")
+    text = family("qwen3_5_text")
+    tower = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2}
+    config = Qwen3_5Config(
+        text_config=text.config.to_dict(), vision_config=tower | {"out_hidden_size": 64}
+    )
+    whole = Qwen3_5ForConditionalGeneration(config)
+    whole.model.language_model.load_state_dict(text.model.state_dict())
+    for each in (whole, tokenizer):
+        each.save_pretrained(tmp_path / "whole")
+    (tmp_path / "digits.py").write_text(DIGITS)
+    run = start_run(steps=6, model=tmp_path / "whole", environment="digits:Digits")
+    status, summary = run.finish()
+    assert (status, summary["steps"]) == (0, 6)
+    assert "StepSkipped" not in {event.kind for event in run.events}
+    log = (run.path / "logs/learner.log").read_text()
+    assert log.count("only Qwen3_5ForCausalLM is trained and exported") == 1
+    model = AutoModelForCausalLM.from_pretrained(run.path / "model")
+    assert isinstance(model, Qwen3_5ForCausalLM)
+    moved = dict(model.named_parameters())
+    assert not any(torch.equal(moved[name].float(), each) for name, each in text.named_parameters())
 
 
 def test_a_run_of_adapters_publishes_little_and_leaves_a_whole_model(start_run: StartRun) -> None:

@@ -165,16 +165,12 @@ def account_for(
         )
     ignored = "|".join(f"({each})" for each in model._keys_to_ignore_on_load_unexpected or ())
     left = sorted(each for each in unused if not ignored or re.search(ignored, each) is None)
-    # A checkpoint with other inputs has a tower for images, which its language model leaves out.
-    for level, names in ((logging.WARNING, left), (logging.INFO, sorted({*unused} - {*left}))):
-        if not names:
-            continue
-        _LOGGER.log(
-            level,
+    if left:
+        _LOGGER.warning(
             "the files of '%s' hold tensors that the model has no place for: %s; they are neither"
             " trained nor sampled with",
             name,
-            _list_names(names),
+            _list_names(left),
         )
 
 

@@ -10,6 +10,7 @@ is built; they are real.
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import cast
@@ -50,6 +51,8 @@ from vcpo_learner.model.loading import (
 from vcpo_learner.policy_state import persistent_buffers
 from vcpo_learner.ranks.ranks import Ranks
 from vcpo_learner.ranks.sharding import place_model
+
+_LOGGER = logging.getLogger(__name__)
 
 
 def load_on_ranks(
@@ -111,6 +114,9 @@ def build_skeleton(
             )
     except UNLOADABLE as error:
         raise ModelLoadError(name, error) from error
+    own, named = type(model).__name__, config.architectures or []
+    if named and own not in named:
+        _LOGGER.warning("of the %s in '%s' only %s is trained and exported", named[0], name, own)
     model.config.dtype = dtype
     model.tie_weights()
     fix_rotary_table(model, context_tokens)
