@@ -125,10 +125,11 @@ class Measurement:
         front = (self.num_trajectories,) if packed is None else tuple(packed.segments.shape)
         if packed is not None and output_gradient.shape[:3] == (front[0], 1, front[1]):
             # Keys and values of all heads at once, before they are told apart.
-            call, output_gradient = call.without_heads(), output_gradient.squeeze(1)
+            call = call.with_tensors(lambda each: each.squeeze(1))
+            output_gradient = output_gradient.squeeze(1)
         if output_gradient.shape[: len(front)] != front:
-            shape = (front[0], -1)
-            call, output_gradient = call.in_rows(shape), in_rows(output_gradient, shape)
+            call = call.with_tensors(lambda each: in_rows(each, front[0]))
+            output_gradient = in_rows(output_gradient, front[0])
         if packed is not None:
             call, output_gradient = packed.unpack(call, output_gradient)
         own = self._recording.slots.of(call.module)

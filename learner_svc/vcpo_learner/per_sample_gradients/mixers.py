@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from transformers.activations import ACT2FN
 
 from vcpo_learner.per_sample_gradients.mixtures import Taps
@@ -32,13 +33,9 @@ def convolution_gradients(inputs: Tensor, gradients: Tensor, size: int) -> Tenso
 
     inputs, gradients: [batch, tokens, channels]; output t sees the inputs t - size + 1 .. t.
     """
-    num_tokens = inputs.shape[1]
-    products = [
-        (gradients[:, back:] * inputs[:, : num_tokens - back]).sum(dim=1)
-        for back in range(min(size, num_tokens) - 1, -1, -1)
-    ]
-    unseen = [torch.zeros_like(products[0])] * (size - len(products))
-    return torch.stack([*unseen, *products], dim=-1)[:, :, None]
+    padded, num_tokens = functional.pad(inputs, (0, 0, size - 1, 0)), inputs.shape[1]
+    products = [(gradients * padded[:, at : at + num_tokens]).sum(dim=1) for at in range(size)]
+    return torch.stack(products, dim=-1)[:, :, None]
 
 
 class TappedMixer:

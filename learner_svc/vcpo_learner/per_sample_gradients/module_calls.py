@@ -1,67 +1,11 @@
 """Calls of modules that own trainable parameters, as per-sample gradients need them."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ModuleCall:
-    """One application of a module that owns trainable parameters."""
-
-    name: str
-    """The module's name in its model."""
-    module: nn.Module
-    arguments: Mapping[int | str, Any]
-    """The call's arguments by position or keyword, positions first and in order."""
-    output_shape: tuple[int, ...] | None
-    """Shape of the output; None when the output is not a tensor."""
-    is_linear: bool = False
-    """Whether the output is that of `torch.nn.functional.linear` on the only argument."""
-    is_of_mixer: bool = False
-    """Whether the output is a mixer's vector in each row, or its convolution's at each token."""
-    parameter_names: Sequence[str] = ()
-    """Names, within the module, of the parameters in use."""
-
-    @property
-    def place(self) -> str:
-        return f"module {self.name!r} ({type(self.module).__name__})"
-
-    def in_rows(self, shape: tuple[int, int]) -> "ModuleCall":
-        """Return the call, which has the tokens of all rows on one axis, with them in rows.
-
-        shape: rows, and tokens of a row; -1 for all that there are.
-        """
-        arguments = {
-            key: in_rows(value, shape) if isinstance(value, Tensor) and value.ndim else value
-            for key, value in self.arguments.items()
-        }
-        return replace(self, arguments=arguments)
-
-    def without_heads(self) -> "ModuleCall":
-        """Return the call with tensors [rows, 1, tokens, ...] as [rows, tokens, ...]."""
-        arguments = {
-            key: value.squeeze(1) if isinstance(value, Tensor) and value.ndim > 3 else value
-            for key, value in self.arguments.items()
-        }
-        return replace(self, arguments=arguments)
-
-    def repeat(
-        self, parameter_name: str, parameter: Tensor, arguments: Mapping[int | str, Any]
-    ) -> Any:
-        """Return the module's output with one parameter and all arguments replaced."""
-        positional = tuple(value for key, value in arguments.items() if isinstance(key, int))
-        keywords = {key: value for key, value in arguments.items() if isinstance(key, str)}
-        # As `torch.func.functional_call`, which looks names up and takes as long as the module.
-        own: dict[str, Any] = self.module._parameters
-        before, own[parameter_name] = own[parameter_name], parameter
-        try:
-            return self.module(*positional, **keywords)
-        finally:
-            own[parameter_name] = before
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -81,7 +25,7 @@ class CallSite:
     is_linear: bool = False
     """Whether the output is that of `torch.nn.functional.linear` on the only argument."""
     is_of_mixer: bool = False
-    """As of `ModuleCall`."""
+    """Whether the output is a mixer's vector in each row, or its convolution's at each token."""
 
     @property
     def place(self) -> str:
@@ -108,22 +52,15 @@ class CallSite:
             and all(each[:1] == shape[:1] for each in self.argument_shapes.values() if len(each))
         )
 
-    def call(self, tensors: Sequence[Tensor]) -> ModuleCall:
+    def call(self, tensors: Sequence[Tensor]) -> "ModuleCall":
         """Return the call with its tensor arguments, which are given in their order."""
         given = iter(tensors)
         arguments = {
             key: next(given) if isinstance(value, torch.Size) else value
             for key, value in self.arguments.items()
         }
-        return ModuleCall(
-            name=self.name,
-            module=self.module,
-            arguments=arguments,
-            output_shape=self.output_shape,
-            is_linear=self.is_linear,
-            is_of_mixer=self.is_of_mixer,
-            parameter_names=self.parameter_names,
-        )
+        own = {each.name: getattr(self, each.name) for each in fields(self)}
+        return ModuleCall(**own | {"arguments": arguments})
 
     def require_per_trajectory(self, batch_size: int) -> None:
         """Refuse a call whose output does not have one row per trajectory.
@@ -139,9 +76,35 @@ class CallSite:
             )
 
 
-def in_rows(values: Tensor, shape: tuple[int, int]) -> Tensor:
-    """Return [tokens of all rows, ...] as [rows, tokens, ...]; -1 for all tokens that there are."""
-    return values.reshape(*shape, *values.shape[1:])
+class ModuleCall(CallSite):
+    """A call with its tensors in the place of their shapes."""
+
+    def with_tensors(self, change: Callable[[Tensor], Tensor]) -> "ModuleCall":
+        """Return the call with other tensors; numbers stay."""
+        arguments = {
+            key: change(value) if isinstance(value, Tensor) and value.ndim else value
+            for key, value in self.arguments.items()
+        }
+        return replace(self, arguments=arguments)
+
+    def repeat(
+        self, parameter_name: str, parameter: Tensor, arguments: Mapping[int | str, Any]
+    ) -> Any:
+        """Return the module's output with one parameter and all arguments replaced."""
+        positional = tuple(value for key, value in arguments.items() if isinstance(key, int))
+        keywords = {key: value for key, value in arguments.items() if isinstance(key, str)}
+        # As `torch.func.functional_call`, which looks names up and takes as long as the module.
+        own: dict[str, Any] = self.module._parameters
+        before, own[parameter_name] = own[parameter_name], parameter
+        try:
+            return self.module(*positional, **keywords)
+        finally:
+            own[parameter_name] = before
+
+
+def in_rows(values: Tensor, num_rows: int) -> Tensor:
+    """Return [tokens of all rows, ...] as [rows, tokens, ...]."""
+    return values.reshape(num_rows, -1, *values.shape[1:])
 
 
 def is_plain(module: nn.Module, kind: type[nn.Module]) -> bool:

@@ -9,8 +9,7 @@ The model must keep trajectories apart: attention only within a segment, positio
 The code cannot detect trajectories that attend to each other.
 """
 
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -62,15 +61,12 @@ class Packing:
         output_gradient: [1, tokens, ...]; returned as [num_trajectories, longest, ...] with zeros
             behind shorter trajectories.
         """
-        arguments = {key: self._argument(value) for key, value in call.arguments.items()}
         behind = ~self.is_own.view(*self.is_own.shape, *[1] * (output_gradient.ndim - 2))
         gradient = self._unpack_values(output_gradient).masked_fill(behind, 0.0)
-        return replace(call, arguments=arguments, output_shape=tuple(gradient.shape)), gradient
+        return call.with_tensors(self._argument), gradient
 
-    def _argument(self, value: Any) -> Any:
+    def _argument(self, value: Tensor) -> Tensor:
         """An argument, unpacked; neighboring layers share an input, and then its unpacked copy."""
-        if not isinstance(value, Tensor) or value.ndim == 0:
-            return value
         if self._last is None or not is_same(self._last[0], value):
             # The argument is held too, so that no other tensor can reuse its memory.
             self._last = (value, self._unpack_values(value))

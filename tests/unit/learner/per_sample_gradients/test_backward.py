@@ -219,7 +219,11 @@ def test_an_embedding_with_a_forward_of_its_own_agrees(make):
 def test_a_scaled_embedding_has_factors():
     embedding, tokens = ScaledEmbedding(4, 2).double(), torch.tensor([[3, 1]])
     call = ModuleCall(
-        name="embedding", module=embedding, arguments={0: tokens}, output_shape=(1, 2, 2)
+        name="embedding",
+        module=embedding,
+        arguments={0: tokens},
+        output_shape=(1, 2, 2),
+        parameter_names=["weight"],
     )
     found = layer_gradients(call, "weight", torch.ones(1, 2, 2).double()).factors
     assert found is not None
