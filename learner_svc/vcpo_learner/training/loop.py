@@ -384,7 +384,7 @@ class TrainingLoop:
         self.signals.accuracy = record.accuracy
         self.gauges.record_evaluation(record, self.dispatcher.ledger.accuracies)
         _LOGGER.info(
-            "evaluation of step %d: accuracy %.3f over %d responses to %d prompts",
+            "evaluation of step %d: held-out reward %.3f over %d responses to %d prompts",
             record.step,
             record.accuracy,
             record.num_trajectories,
