@@ -1,8 +1,8 @@
-"""Tasks of the conditions: prompts that nobody can answer, and answers of 128 tokens."""
+"""Tasks of the conditions: prompts that nobody can answer, long copies, a graded reward."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Final
 
@@ -74,3 +74,22 @@ class CopyDigits:
 
     def reward(self, prompt: Prompt, response: str) -> float:
         return float(response.strip() == prompt.answer)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GoOn(CopyDigits):
+    """Go on with a pattern; the reward is the share of twenty characters that are right."""
+
+    digits: int = 2
+    """Digits of the pattern."""
+
+    def __post_init__(self) -> None:
+        parse_integer("digits", self.digits, lowest=2, highest=MAX_COPIED_DIGITS)
+
+    def prompt(self, split: Split, index: int) -> Prompt:
+        prompt = CopyDigits.prompt(self, split, index)
+        return replace(prompt, answer=(20 * prompt.answer)[:20])
+
+    def reward(self, prompt: Prompt, response: str) -> float:
+        pairs = zip(response.strip(), prompt.answer, strict=False)
+        return sum(one == other for one, other in pairs) / len(prompt.answer)
