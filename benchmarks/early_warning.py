@@ -12,17 +12,14 @@ last line is JSON:
                                  `all`: `precision`, `recall`, `lead_steps_median` (over the warned
                                  collapses), and the numbers of `cells` and `collapses`
     other_task                   the same for the task that nothing was tuned on
-    other_task_missed            of its collapses without a warning before, as above: the number,
-                                 how many are critical within an evaluation's interval after the
-                                 one that shows the collapse (`late`), and how many of the rest end
-                                 with 0.8 of their best (`recovered`)
+    other_task_missed            of its collapses without a warning before: the number, how many are
+                                 critical within an interval after it (`late`) or recover to 0.8
     recall_by_lag                of all methods, both tasks; at lag 0 the ESS shows nothing
     false_critical_share_default share of the default method's cells without a collapse, of all
                                  seeds and tasks, that are critical; nothing was tuned on them
     default_collapses            its collapses as [lag, number, warned]
-    evaluation_alert             of all cells, of those that collapse and of the others: the number,
-                                 and that of cells with two low evaluations in a row, which alert;
-                                 `default` are those of the default method that do not collapse
+    evaluation_alert             of all cells, of those that collapse, the others and the default's:
+                                 the number, and of cells with two low evaluations in a row
 """
 
 from __future__ import annotations

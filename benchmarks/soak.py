@@ -1,11 +1,9 @@
 """Measure whether a learner serves a thousand workers for long: memory, fairness, throughput.
 
 The learner's process has its real dispatcher, ledger, redo log, policy store and services, and a
-loop that consumes each batch and publishes a version at once, without a model. Every stream is a
-worker with a connection of its own: it fetches each version, and meanwhile leases prompts and
-submits responses of the version that it holds. It needs no time to generate, so the learner is
-never idle. A batch is what a learner takes in within about ten seconds. A host polls the signals.
-The learner has one core, and all streams share another one.
+loop that consumes each batch and publishes a version, without a model. Every stream is a worker
+with a connection of its own, which needs no time to generate. A host polls the signals. The learner
+has one core, and all streams share another one.
 
 First ten workers run for a tenth of the time, at least 30 s, then all of them with a new learner.
 

@@ -31,7 +31,6 @@ class SortSome(SortDigits):
         parse_integer("unsolvable_percent", self.unsolvable_percent, lowest=0, highest=100)
 
     def prompt(self, split: Split, index: int) -> Prompt:
-        """Return digits to sort; the metadata says whether that can be done."""
         prompt = SortDigits.prompt(self, split, index)
         draw = Random(f"{self.seed}/unsolvable/{index}").randrange(100)  # noqa: S311 - repeatable
         can_be_solved = split is Split.EVALUATION or draw >= self.unsolvable_percent
@@ -40,7 +39,6 @@ class SortSome(SortDigits):
         )
 
     def reward(self, prompt: Prompt, response: str) -> float:
-        """Return 1.0 for the sorted digits of a prompt that can be solved, else 0.0."""
         return (
             SortDigits.reward(self, prompt, response) if prompt.metadata["can_be_solved"] else 0.0
         )
@@ -48,10 +46,7 @@ class SortSome(SortDigits):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyDigits:
-    """Copy a string of digits; 1.0 if every digit is right, else 0.0.
-
-    Raises ValueError, naming the parameter, when a setting is out of bounds.
-    """
+    """Copy a string of digits; 1.0 if every digit is right, else 0.0."""
 
     seed: int
     """Decides which digits each index has."""
@@ -62,7 +57,6 @@ class CopyDigits:
         parse_integer("digits", self.digits, lowest=3, highest=MAX_COPIED_DIGITS)
 
     def prompt(self, split: Split, index: int) -> Prompt:
-        """Return random digits, which are the answer too."""
         digits = draw_item(
             seed=self.seed,
             split=split,
@@ -81,7 +75,6 @@ class GoOn(CopyDigits):
     """Go on with a pattern; the reward is the share of twenty characters that are right."""
 
     digits: int = 2
-    """Digits of the pattern."""
 
     def __post_init__(self) -> None:
         parse_integer("digits", self.digits, lowest=2, highest=MAX_COPIED_DIGITS)

@@ -20,14 +20,10 @@ scale_min                    mean scale over a run without staleness
 scale_lowest_step            scale of a single step without staleness
 relative_error_max           mean over a run with staleness of |scale / true scale - 1|
 relative_error_reblocked_max  the same where the true mismatch also sets the blocks
-relative_error_largest_step  as relative_error_max, of a single step, see below
+relative_error_largest_step  as relative_error_max, of a single step
 fresh_share_max              mean over a run of the share of a batch's tokens scored beside it
 
-The error of one step has a lower limit. With m blocks a step, the last W steps give the variance
-with a relative error of sqrt(2 / (m W)), and a mismatch that grows with the step number t was lower
-by W / 2t in their mean. With m = 94 (a quarter of 16 responses of 3,000 tokens is 375) and t = 100
-the sum of both is least at W = 10: 4 % and 5 %. A scale of exp(-s2 L / 2) can double these errors,
-and the edge of the dead band doubles them again. The last line printed is JSON.
+The last line printed is JSON.
 """
 
 import json

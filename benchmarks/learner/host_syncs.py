@@ -8,13 +8,9 @@ are taken on the CPU. Counted are
                from memory that is not page-locked, an operation whose result has a size that it
                decides
     launches   operations that compute something; each is at least one kernel
-    host CPU   seconds of this process, the least of several steps, of which the sides take turns;
-               the tensors are so small that they are the host's, also where a CPU multiplies
-               bfloat16 without an instruction for it
+    host CPU   seconds of this process, the least of several steps, of which the sides take turns
 
-in the step with exact norms (`opob`), and with the group's mean as baseline (`mean`). The step
-counters of AdamW are numbers of the host and do not count. An operation on a list of tensors counts
-once, as it is a few kernels on a GPU.
+in the step with exact norms (`opob`), and with the group's mean as baseline (`mean`).
 
     python -m benchmarks.learner.host_syncs
 

@@ -12,8 +12,7 @@ as CPython shares the integers below 257. The baseline of `vcpo` is the group's 
 
     python -m benchmarks.learner.learner_host
 
-The last line printed is JSON. `host_us_per_token` is the time of `vcpo` at the last timed size; a
-small batch shows what the operations of a micro-batch cost, a large one what a token costs.
+The last line printed is JSON. `host_us_per_token` is the time of `vcpo` at the last timed size,
 `host_bytes_per_token` is `held` at the last size that memory is measured at. Sizes are written
 TRAJECTORIESxTOKENS, with the tokens of a response; prompts have 32 more.
 """

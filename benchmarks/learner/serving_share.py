@@ -15,7 +15,6 @@ The last line printed is JSON. By tokens of responses per second, 0 for a learne
     step_s           wall-clock seconds of a step, the median
     step_cpu_s       CPU seconds of the thread that steps, in a step
     tokens_per_s     that were accepted
-
 """
 
 from __future__ import annotations
