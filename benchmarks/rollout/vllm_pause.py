@@ -1,11 +1,12 @@
 """Measure how long vLLM stops for a new version of the weights.
 
 The model has more than 100 M random parameters in bfloat16; no sequences are being generated. Swaps
-take turns: of all tensors, of the layers that one optimizer step at the learning rate of RL
-changed, of one layer, of none. A second vLLM serves LoRA adapters of all linear layers.
+take turns: of all tensors, of the elements that one optimizer step at the learning rate of RL
+changed, of none. A second vLLM serves LoRA adapters of all linear layers. On a CPU vLLM keeps
+weights as it loads them, as on a GPU: it does not pack them.
 
 - pause_s: median of wall-clock seconds from before the pause to after the resumption;
-- sent_fraction: bytes that vLLM loads over those of the full set.
+- sent_fraction: bytes of the file for vLLM over those of the full set.
 
 vLLM runs in a process of its own, so other work on the machine adds to the seconds.
 """
@@ -16,7 +17,6 @@ import asyncio
 import json
 import tempfile
 import time
-from collections.abc import Collection
 from dataclasses import replace
 from statistics import median
 from typing import Any
@@ -29,13 +29,14 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 from benchmarks.harness.arguments import parser_of
 from benchmarks.harness.successive_versions import make_model, updates
+from tests.fixtures.rollout.unpacked_vllm import UNPACKED
 from vcpo.api.workloads import Lora, Model, Precision, RolloutGroup
+from vcpo.wire.deltas import Positions, elements_of
 from vcpo_rollout.engines.engine import PolicyWeights, WeightChanges
+from vcpo_rollout.engines.loading_weights import tensors_of
 from vcpo_rollout.engines.vllm.engine import VllmEngine
-from vcpo_rollout.engines.vllm.exchange import tensors_to_send
+from vcpo_rollout.engines.vllm.exchange import patches_to_send
 from vcpo_rollout.engines.vllm.start import VllmSettings, load_skeleton, start_llm
-
-_LAYER = "model.layers.0.mlp.down_proj.weight"
 
 
 class TimedPauses:
@@ -58,16 +59,17 @@ class TimedPauses:
         self.pauses_s.append(time.perf_counter() - self._paused_s)
 
 
-def changed_names(before: bytes, after: bytes) -> list[str]:
-    """Return the names of tensors that differ."""
-    was, now = (safetensors.torch.load(bytes(each)) for each in (before, after))
-    return [name for name in now if not torch.equal(was[name], now[name])]
+def changes_between(before: bytes, after: bytes) -> dict[str, Positions]:
+    """Return where tensors differ."""
+    was, now = (elements_of(each) for each in (before, after))
+    places = {name: np.flatnonzero(was[name] != now[name]) for name in now}
+    return {name: each for name, each in places.items() if each.size}
 
 
-def sent_bytes(payload: bytes, changed: Collection[str] | None) -> int:
+def sent_bytes(payload: bytes, changed: dict[str, Positions] | None) -> int:
     """Return the bytes of the tensors that a swap sends."""
-    tensors = safetensors.torch.load(bytes(payload))
-    sent = tensors_to_send(tensors, None if changed is None else frozenset(changed))
+    tensors = tensors_of(payload)
+    sent = tensors if changed is None else patches_to_send(tensors, changed) or {}
     return sum(each.nbytes for each in sent.values())
 
 
@@ -91,15 +93,15 @@ async def measure(
     try:
         await engine.swap_weights(PolicyWeights(version, payload))
         for _ in range(rounds):
-            for case, names in cases.items():
-                await engine.swap_weights(_weights(payload, names, base=version))
+            for case, changed in cases.items():
+                await engine.swap_weights(_weights(payload, changed, base=version))
                 version += 1
                 pauses[case].append(llm.pauses_s[-1])
                 print(f"{case}: paused {llm.pauses_s[-1]:.3f} s", flush=True)
     finally:
         await engine.close()
     full_bytes = sent_bytes(full_payload or payload, None)
-    shares = {case: sent_bytes(payload, names) / full_bytes for case, names in cases.items()}
+    shares = {case: sent_bytes(payload, each) / full_bytes for case, each in cases.items()}
     return {
         case: {"pause_s": round(median(pauses[case]), 4), "sent_fraction": round(share, 4)}
         for case, share in shares.items()
@@ -116,12 +118,10 @@ def random_adapters(model: Module, rank: int) -> bytes:
     return safetensors.torch.save(tensors)
 
 
-def _weights(payload: bytes, names: Collection[str] | None, *, base: int) -> PolicyWeights:
-    first = np.zeros(1, dtype=np.int64)
+def _weights(payload: bytes, changed: dict[str, Positions] | None, *, base: int) -> PolicyWeights:
     changes = None
-    if names is not None:
-        positions = dict.fromkeys(names, first)
-        changes = WeightChanges(base_policy_version=base, positions=positions)
+    if changed is not None:
+        changes = WeightChanges(base_policy_version=base, positions=changed)
     return PolicyWeights(base + 1, payload, changes=changes)
 
 
@@ -138,8 +138,8 @@ def main() -> None:
     torch.set_num_threads(1)
     model = make_model(arguments.hidden, arguments.layers)
     *_, update = updates(model, steps={arguments.steps}, learning_rate=1e-6)
-    changed = changed_names(update.before, update.after)
-    cases = {"full": None, "step": changed, "layer": [_LAYER], "none": []}
+    changed = changes_between(update.before, update.after)
+    cases = {"full": None, "step": changed, "none": {}}
     lora = Lora(rank=arguments.rank)
     adapters = random_adapters(model, lora.rank)
     group = {"name": "vllm", "engine": "vllm", "precision": Precision.BFLOAT16}
@@ -147,7 +147,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
         settings = VllmSettings(
-            model=Model(name=folder), group=RolloutGroup.model_validate(group | sizes), seed=0
+            model=Model(name=folder),
+            group=RolloutGroup.model_validate(group | sizes),
+            seed=0,
+            arguments=UNPACKED,
         )
         report = asyncio.run(measure(settings, update.after, cases, arguments.rounds))
         with_adapters = replace(settings, model=Model(name=folder, lora=lora), serves_adapters=True)

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import Module, Parameter
 
 from vcpo.service.persistent_buffers import own_buffers
+from vcpo.wire.deltas import Positions
 from vcpo.wire.weights import CorruptWeightsError, Payload, file_header, tensor_sections
 from vcpo_rollout.engines.engine import EngineError, PolicyWeights
 
@@ -120,41 +121,40 @@ def stage_weights(model: Module, weights: PolicyWeights, *, in_use: int | None) 
         EngineError: as `read_weights`.
     """
     tensors = read_weights(model, weights)
-    changes = weights.changes
-    if changes is None or changes.base_policy_version != in_use:
+    changed = changed_positions(model, weights, in_use=in_use)
+    if changed is None:
         return tensors
     staged: dict[str, Tensor | TensorPatch] = {}
-    for names in held_names(model):
-        positions = next(
-            (changes.positions[name] for name in names if name in changes.positions), None
-        )
-        if positions is None:
-            continue
-        held, tensor = held_tensor(model, names[0]), tensors[names[0]]
-        staged[names[0]] = tensor
+    for name, positions in changed.items():
+        held, tensor = held_tensor(model, name), tensors[name]
+        staged[name] = tensor
         # `copy_weights` writes through a flat view, and buffers are small.
         if isinstance(held, Parameter) and held.is_contiguous():
             at = torch.from_numpy(positions)
             values = tensor.view(-1)[at].to(held.device, held.dtype)
-            staged[names[0]] = TensorPatch(positions=at.to(held.device), values=values)
+            staged[name] = TensorPatch(positions=at.to(held.device), values=values)
     return staged
 
 
-def changed_tensors(
+def changed_positions(
     model: Module, weights: PolicyWeights, *, in_use: int | None
-) -> frozenset[str] | None:
-    """Return the tensors that differ from the version in use; None if that is unknown.
+) -> dict[str, Positions] | None:
+    """Return where tensors differ from the version in use; None if that is unknown.
 
-    Returns: the first names of `held_names`, whichever tied name was published.
+    Returns: by the first names of `held_names`, whichever tied name was published.
 
     in_use: as in `stage_weights`.
     """
     changes = weights.changes
     if changes is None or changes.base_policy_version != in_use:
         return None
-    return frozenset(
-        names[0] for names in held_names(model) if not changes.positions.keys().isdisjoint(names)
-    )
+    positions = changes.positions
+    return {
+        names[0]: positions[name]
+        for names in held_names(model)
+        for name in names[::-1]
+        if name in positions
+    }
 
 
 def read_weights(model: Module, weights: PolicyWeights) -> dict[str, Tensor]:

@@ -39,7 +39,7 @@ from vcpo_rollout.engines.limits import RequestLimits
 from vcpo_rollout.engines.stop_strings import StopStrings
 from vcpo_rollout.engines.vllm.exchange import sampling_params, to_generation
 from vcpo_rollout.engines.vllm.last_error import LastError
-from vcpo_rollout.engines.vllm.loaders import AdapterLoader, ParameterLoader, VersionLoader
+from vcpo_rollout.engines.vllm.loaders import AdapterLoader, ParameterLoader
 from vcpo_rollout.engines.vllm.start import (
     VllmSettings,
     for_model,
@@ -89,7 +89,7 @@ class VllmEngine:
         self._swap_timeout_s = swap_timeout_s
         self._last_error = last_error
         self._llm = llm
-        self._loader: VersionLoader = (
+        self._loader: ParameterLoader | AdapterLoader = (
             ParameterLoader(skeleton) if lora is None else AdapterLoader(skeleton, lora)
         )
         self.end_token_ids = end_token_ids

@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import IO, TypeVar
+from typing import IO, Final
 
+import numpy as np
+import torch
 from torch import Tensor
 from vllm import SamplingParams
-from vllm.distributed.weight_transfer.base import layerwise_groups
 from vllm.outputs import CompletionOutput, WeightVersionSpan
 from vllm.sampling_params import RequestOutputKind
 
+from vcpo.wire.deltas import VALUES, Positions
 from vcpo.wire.limits import MAX_ROUTE_BYTES
 from vcpo.wire.packing import ExpertRoutes
 from vcpo.wire.trajectory import FinishReason, PartialResponse, VersionSpan
@@ -26,7 +28,8 @@ from vcpo_rollout.engines.engine import (
 from vcpo_rollout.engines.loading_weights import write_tensors
 from vcpo_rollout.engines.seeds import token_seed
 
-_Tensor = TypeVar("_Tensor")
+POSITIONS: Final = ":positions"
+"""Suffix of the entry with the positions of a tensor's changes; its values have `VALUES`."""
 _ABORTED = "abort"
 _FINISH_REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 
@@ -146,23 +149,22 @@ def _label_spans(
         )
 
 
-def tensors_to_send(
-    tensors: Mapping[str, _Tensor], changed: frozenset[str] | None
-) -> dict[str, _Tensor]:
-    """Return the tensors that vLLM must load: all of a decoder layer if one of them changed.
+def patches_to_send(
+    tensors: Mapping[str, Tensor], changed: Mapping[str, Positions]
+) -> dict[str, Tensor] | None:
+    """Return positions and new values of the changed elements, as two tensors for each name.
 
-    vLLM fuses some tensors of a decoder layer (q, k and v; gate and up; all experts). A reload
-    keeps a fused tensor of which it gets no part, and recreates one of which it gets a part: the
-    missing parts then have no values. What is fused depends on the architecture, but never crosses
-    a decoder layer, the tensors before the first one, or those after the last one.
-
-    changed: names of the changed tensors; None sends all.
+    Returns: None if vLLM takes no such patch: it marks the elements that stay by NaN.
     """
-    if changed is None:
-        return dict(tensors)
-    groups = layerwise_groups(list(tensors))
-    touched = [group for group in groups if not changed.isdisjoint(group)]
-    return {name: tensors[name] for group in touched for name in group}
+    patches: dict[str, Tensor] = {}
+    for name, positions in changed.items():
+        is_narrow = tensors[name].numel() <= np.iinfo(np.int32).max
+        at = torch.from_numpy(positions.astype(np.int32 if is_narrow else np.int64))
+        values = tensors[name].view(-1)[at]
+        if not values.is_floating_point() or values.isnan().any():
+            return None
+        patches |= {name + POSITIONS: at, name + VALUES: values}
+    return patches
 
 
 def write_memory_file(tensors: Mapping[str, Tensor]) -> IO[bytes]:

@@ -1,14 +1,20 @@
-"""How a version gets into vLLM: its files, and the calls while generation is paused."""
+"""How a version gets into vLLM: its files, and the calls while generation is paused.
+
+`update` checks a version and writes it, in a thread and beside generation; what does not fit the
+model is an EngineError. The files exist until its context ends. `load` brings them into the paused
+vLLM and labels the tokens to come; after any exception vLLM's weights are unknown.
+"""
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import IO, Any, Final, Protocol
+from typing import IO, Any, Final
 
 from transformers import PreTrainedModel
 from vllm.distributed.weight_transfer.base import (
@@ -22,71 +28,60 @@ from vcpo.api.workloads import Lora
 from vcpo_rollout.engines.adapters import read_adapters
 from vcpo_rollout.engines.engine import EngineError, PolicyWeights
 from vcpo_rollout.engines.loading import in_checkpoint_form
-from vcpo_rollout.engines.loading_weights import changed_tensors, read_weights, tensors_of
-from vcpo_rollout.engines.vllm.exchange import tensors_to_send, write_memory_file
+from vcpo_rollout.engines.loading_weights import changed_positions, read_weights, tensors_of
+from vcpo_rollout.engines.vllm.exchange import patches_to_send, write_memory_file
 
+logger = logging.getLogger(__name__)
 _ADAPTER_PLACE: Final = 1
 """vLLM's number for the only adapter that it holds: the one of the version in use."""
 
 
-class VersionLoader(Protocol):
-    """Puts versions into vLLM, one after the other."""
-
-    lora_request: LoRARequest | None
-    """The adapter that a generation asks vLLM for; None for the model itself."""
-
-    def update(self, weights: PolicyWeights, *, in_use: int | None) -> AbstractContextManager[Any]:
-        """Check a version and write it for vLLM; the files exist until the context ends.
-
-        It takes long enough to need a thread, and touches nothing that generation uses.
-
-        in_use: the version that vLLM samples from; None before the first.
-
-        Raises:
-            EngineError: when the tensors do not fit the model.
-        """
-
-    async def load(self, llm: AsyncLLM, update: Any, policy_version: int) -> None:
-        """Load a written version into the paused vLLM, and label the tokens to come with it.
-
-        Raises:
-            Exception: any of vLLM's; its weights are then unknown.
-        """
-
-
 class ParameterLoader:
-    """Loads full sets of parameters, or the decoder layers that changed; a `VersionLoader`.
+    """Loads full sets of parameters, or the elements that changed.
 
     skeleton: the model in `transformers`, against which weights are checked.
     """
 
     lora_request = None
+    """The adapter that a generation asks vLLM for; here the model itself."""
 
     def __init__(self, skeleton: PreTrainedModel) -> None:
         self._skeleton = skeleton
-        self._can_receive = False
+        self._obstacle: str | None = None
+        """Why vLLM takes no patches; empty if it does, None before the first full set."""
 
     @contextmanager
     def update(self, weights: PolicyWeights, *, in_use: int | None) -> Iterator[dict[str, Any]]:
-        """Write the changed layers; yields the fields of `vllm.worker.WeightFile`."""
-        changed = changed_tensors(self._skeleton, weights, in_use=in_use)
+        """Write the changed elements; yields the fields of `vllm.worker.WeightFile`."""
         tensors = read_weights(self._skeleton, weights)
-        sent = in_checkpoint_form(self._skeleton, tensors_to_send(tensors, changed))
+        sent = in_checkpoint_form(self._skeleton, tensors)
+        changed = changed_positions(self._skeleton, weights, in_use=in_use)
+        shapes = None
+        if (
+            changed is not None
+            and self._obstacle == ""
+            and all(sent.get(name) is each for name, each in tensors.items())
+            and (patches := patches_to_send(tensors, changed)) is not None
+        ):
+            sent, shapes = patches, {name: list(tensors[name].shape) for name in changed}
         with write_memory_file(sent) as file:
-            yield {"path": str(_path_for_vllm(file)), "is_whole": changed is None}
+            yield {"path": str(_path_for_vllm(file)), "shapes": shapes}
 
     async def load(self, llm: AsyncLLM, update: dict[str, Any], policy_version: int) -> None:
         """Load the file through vLLM's weight transfer."""
-        if not self._can_receive:
+        if self._obstacle is None:
             await llm.init_weight_transfer_engine(WeightTransferInitRequest(init_info={}))
-            self._can_receive = True
         await llm.start_weight_update()
         await llm.update_weights(WeightTransferUpdateRequest(update_info=update))
         await llm.finish_weight_update(weight_version=str(policy_version))
+        if self._obstacle is None:
+            self._obstacle = next(filter(None, await llm.collective_rpc("obstacle_to_patches")), "")
+            if self._obstacle:
+                logger.info("vLLM loads the full set for each version: %s", self._obstacle)
 
 
 class AdapterLoader:
-    """Puts the adapters of each version in the place of the last ones; a `VersionLoader`.
+    """Puts the adapters of each version in the place of the last ones.
 
     The base model stays as vLLM loaded it at its start.
 

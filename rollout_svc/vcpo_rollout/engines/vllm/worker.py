@@ -28,13 +28,25 @@ from safetensors import safe_open
 from torch import Tensor
 from torch.nn import Module
 from vllm.distributed.weight_transfer import WeightTransferEngine, WeightTransferEngineFactory
-from vllm.distributed.weight_transfer.base import WeightTransferInitInfo, WeightTransferUpdateInfo
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+    layerwise_groups,
+)
 from vllm.lora.layers import LogitsProcessorWithLoRA
-from vllm.model_executor.layers.attention import is_deferred_attention_layer
+from vllm.model_executor.layers.attention import Attention, is_deferred_attention_layer
 from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
+from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
 from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
-from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+from vllm.model_executor.layers.vocab_parallel_embedding import (
+    ParallelLMHead,
+    UnquantizedEmbeddingMethod,
+)
+from vllm.model_executor.model_loader.checkpoint_weight_patch import (
+    CheckpointWeightPatch,
+    load_checkpoint_weight_patches,
+)
 from vllm.model_executor.model_loader.reload import (
     finalize_layerwise_reload,
     initialize_layerwise_reload,
@@ -44,13 +56,16 @@ from vllm.platforms import current_platform
 from vcpo.metrics.device_memory import device_memory
 from vcpo.service.lifecycle import wake_at_parent_exit
 from vcpo.service.persistent_buffers import own_buffers
+from vcpo.wire.deltas import VALUES
 from vcpo_rollout.engines.vllm import ROLLOUT_WORKER_VARIABLE
+from vcpo_rollout.engines.vllm.exchange import POSITIONS
 from vcpo_rollout.engines.vllm.last_error import record_errors
 
 _ROUTER_BIAS = "e_score_correction_bias"
 BACKEND = "vcpo"
 """Name of the weight transfer in vLLM's registry."""
 _LOGIT_LAYERS = (LogitsProcessor, LogitsProcessorWithLoRA)
+_KEEPS_PARAMETERS = (type(None), UnquantizedLinearMethod, UnquantizedEmbeddingMethod)
 
 
 class WorkerExtension:
@@ -65,6 +80,11 @@ class WorkerExtension:
         return {
             state.value: size for state, size in (device_memory(torch.cuda, device) or {}).items()
         }
+
+    def obstacle_to_patches(self) -> str | None:
+        """Return why this worker's model takes no patches, after its first full set."""
+        transfer: FileTransfer = self.weight_transfer_engine  # type: ignore[attr-defined]  # of vLLM's
+        return transfer.obstacle
 
     def sample_only(self, num_tokens: int, holes: list[int]) -> None:
         """Leave rows of the head without a token out of every softmax; see `Vocabulary`.
@@ -98,13 +118,16 @@ class WeightFile(WeightTransferUpdateInfo):  # type: ignore[misc]  # vLLM is not
     """Names the file with the new weights."""
 
     path: str
-    """A safetensors file with parameters and buffers in the form of a checkpoint."""
-    is_whole: bool
-    """Whether it has every tensor. If not, it has all tensors of each layer it touches."""
+    """A safetensors file with all tensors in the form of a checkpoint, or with changed elements."""
+    shapes: dict[str, list[int]] | None
+    """Of the tensors that changed; None for a file of all."""
 
 
 class FileTransfer(WeightTransferEngine):  # type: ignore[misc]  # vLLM is not type-checked
     """Loads tensors from a file while the engine is paused."""
+
+    obstacle: str | None = None
+    """Why the model takes no patches; empty if it does, None before the first full set."""
 
     init_info_cls = FileTransferInit
     update_info_cls = WeightFile
@@ -113,34 +136,82 @@ class FileTransfer(WeightTransferEngine):  # type: ignore[misc]  # vLLM is not t
         """Nothing to do: there is no connection to open."""
 
     def start_weight_update(self) -> None:
-        self._expert_kernels = take_expert_kernels(self.model)
-        initialize_layerwise_reload(self.model)
+        """Nothing to do: what comes first depends on the file."""
 
     def receive_weights(self, update_info: WeightFile) -> None:
         """Load the file's tensors; vLLM maps their names to its own."""
         with safe_open(update_info.path, "pt") as file:
-            loaded = self.model.load_weights(
-                (name, file.get_tensor(name))
-                for name in file.keys()  # noqa: SIM118
-            )
-        # A few models do not say what they load.
-        missing = (
-            tensors_without_values(self.model, loaded) if update_info.is_whole and loaded else []
-        )
-        if missing:
-            raise ValueError(f"the version has no values for {', '.join(missing[:5])}")
+            if update_info.shapes is not None:
+                self._patch(file, update_info.shapes)
+                return
+            self._load(file)
+            if self.obstacle is None:
+                self.obstacle = obstacle_in(self.model) or self._try_patches(file)
 
-    def finish_weight_update(self) -> None:
-        """Convert the parameters into the format of the kernels."""
+    def _load(self, file: Any) -> None:
+        forget_expert_kernels(self.model)
+        initialize_layerwise_reload(self.model)
+        names = file.keys()
+        loaded = self.model.load_weights((name, file.get_tensor(name)) for name in names)
+        # A few models do not say what they load.
+        if loaded and (missing := tensors_without_values(self.model, loaded)):
+            raise ValueError(f"the version has no values for {', '.join(missing[:5])}")
         finalize_layerwise_reload(self.model, self.model_config)
-        for layer, kernel in self._expert_kernels.items():
-            # A layer that was not in the file keeps its kernel with its values.
-            layer.quant_method.moe_kernel = layer.quant_method.moe_kernel or kernel
         if self.model_config.hf_text_config.tie_word_embeddings:
             repack_heads(self.model)
 
+    def _try_patches(self, file: Any) -> str:
+        """Patch every tensor in no element; return what goes wrong, empty if the weights stay.
+
+        Some loaders would write vLLM's NaN for elements that stay, or convert a tensor again.
+        """
+        patches = []
+        for name in file.keys():  # noqa: SIM118
+            each = file.get_tensor(name)
+            new = each.new_empty(0, device=self.device)
+            if each.is_floating_point():
+                patches.append(CheckpointWeightPatch(name, each.shape, new.dtype, new, new.long()))
+        before = sums_of_bytes(self.model)
+        try:
+            load_checkpoint_weight_patches(self.model, patches)
+            if sums_of_bytes(self.model) == before:
+                return ""
+            fault = "a patch changes what it does not name"
+        except Exception as error:  # noqa: BLE001 - the code of any model runs there
+            fault = f"vLLM cannot patch it: {type(error).__name__}: {error}"
+        self._load(file)
+        return fault
+
+    def _patch(self, file: Any, shapes: dict[str, list[int]]) -> None:
+        for names in layerwise_groups(list(shapes)):  # few are on the device at once
+            patches = []
+            for name in names:
+                ends, shape = (VALUES, POSITIONS), tuple(shapes[name])
+                new, at = (file.get_tensor(name + end).to(self.device) for end in ends)
+                patches.append(CheckpointWeightPatch(name, shape, new.dtype, new, at))
+            load_checkpoint_weight_patches(self.model, patches, validate_unique_indices=False)
+
+    def finish_weight_update(self) -> None:
+        """Nothing to do: each file is complete."""
+
     def shutdown(self) -> None:
         """Nothing to do."""
+
+
+def sums_of_bytes(model: Module) -> list[int]:
+    """Return the sum of the bytes of each parameter and persistent buffer."""
+    flat = (each.reshape(-1).view(torch.uint8) for each in model.state_dict().values())
+    return [int(each.sum(dtype=torch.int64)) for each in flat]
+
+
+def obstacle_in(model: Module) -> str:
+    """Return which layer computes with copies of its parameters, which a patch does not reach."""
+    for path, layer in model.named_modules():
+        keeps = type(getattr(layer, "quant_method", None)) in _KEEPS_PARAMETERS
+        converts = hasattr(layer, "process_weights_after_loading") and type(layer) is not Attention
+        if converts or not keeps or not all(map(Tensor.numel, layer.parameters(recurse=False))):
+            return f"vLLM converts the weights of {path} ({type(layer).__name__})"
+    return ""
 
 
 def tensors_without_values(model: Module, loaded: Set[str]) -> list[str]:
@@ -171,19 +242,15 @@ def is_converted(layer: Module) -> bool:
     return is_deferred_attention_layer(layer) or hasattr(method, "process_weights_after_loading")
 
 
-def take_expert_kernels(model: Module) -> dict[Any, Any]:
-    """Take the kernels off a model's layers with experts, and return them by layer; only on a CPU.
+def forget_expert_kernels(model: Module) -> None:
+    """Take the kernels off a model's layers with experts; only on a CPU.
 
     There a kernel multiplies by packed weights. vLLM packs them as it makes a layer's kernel, and a
     reload makes none for a layer that has one: the kernel would take loaded weights for packed.
     """
-    if not current_platform.is_cpu():
-        return {}
-    layers: list[Any] = [each for each in model.modules() if isinstance(each, RoutedExperts)]
-    kernels = {layer: layer.quant_method.moe_kernel for layer in layers}
-    for layer in kernels:
-        layer.quant_method.moe_kernel = None
-    return kernels
+    for layer in model.modules():
+        if current_platform.is_cpu() and isinstance(layer, RoutedExperts):
+            layer.quant_method.moe_kernel = None
 
 
 def repack_heads(model: Module) -> None:

@@ -39,7 +39,7 @@ from vcpo_rollout.engines.loading import (
     place_model,
 )
 from vcpo_rollout.engines.loading_weights import (
-    changed_tensors,
+    changed_positions,
     copy_weights,
     read_weights,
     stage_weights,
@@ -430,14 +430,15 @@ class TestChanges:
             torch.equal(value, expected[name]) for name, value in parameters_of(model).items()
         )
 
-    @pytest.mark.parametrize(("in_use", "names"), [(1, {EMBEDDING}), (0, None), (None, None)])
-    def test_their_parameters_are_known_over_the_version_they_change(self, weights, in_use, names):
-        assert changed_tensors(build_model(tied=True), weights, in_use=in_use) == names
+    @pytest.mark.parametrize(("in_use", "known"), [(1, {EMBEDDING: [1, 4]}), (0, None)])
+    def test_they_are_known_over_the_version_they_change(self, weights, in_use, known):
+        found = changed_positions(build_model(tied=True), weights, in_use=in_use)
+        assert known == (found and {name: list(each) for name, each in found.items()})
 
     def test_their_parameters_have_the_models_first_names(self, weights):
         changes = WeightChanges(base_policy_version=1, positions={HEAD: np.array([0])})
         weights = replace(weights, changes=changes)
-        assert changed_tensors(build_model(tied=True), weights, in_use=1) == {EMBEDDING}
+        assert [*changed_positions(build_model(tied=True), weights, in_use=1)] == [EMBEDDING]
 
     def test_a_parameter_that_is_not_flat_in_memory_is_written_whole(self, weights):
         model = build_model(tied=True)

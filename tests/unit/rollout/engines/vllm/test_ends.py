@@ -6,6 +6,8 @@ import os
 import signal
 
 import pytest
+import safetensors.torch
+from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
 
 from tests.fixtures.rollout.models import request_for, weights_of
 from tests.unit.rollout.engines.vllm.tiny_vllm import build, save_settings
@@ -35,6 +37,14 @@ class DyingLlm:
         await self._llm.update_weights(request)
 
 
+async def update_in_part(llm, path):
+    norm = {"model.norm.weight": build(seed=0).model.norm.weight.detach()}
+    safetensors.torch.save_file(norm, path)
+    await llm.start_weight_update()
+    update = {"path": str(path), "shapes": None}
+    await llm.update_weights(WeightTransferUpdateRequest(update_info=update))
+
+
 async def test_the_death_of_vllms_process_and_its_cause_reach_every_caller(tmp_path):
     settings, last_error = save_settings(tmp_path), LastError()
     llm = await asyncio.to_thread(start_llm, settings, last_error)
@@ -49,7 +59,7 @@ async def test_the_death_of_vllms_process_and_its_cause_reach_every_caller(tmp_p
     generating = [asyncio.create_task(engine.generate(endless)) for _ in range(2)]
     async with asyncio.timeout(PATIENCE_S):
         # Without a pause the next step finds layers without values.
-        updating = asyncio.create_task(llm.start_weight_update())
+        updating = asyncio.create_task(update_in_part(llm, tmp_path / "part.safetensors"))
         results = await asyncio.gather(*generating, return_exceptions=True)
         updating.cancel()  # vLLM may not answer any more
         for attempt in (

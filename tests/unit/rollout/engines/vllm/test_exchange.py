@@ -4,6 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import safetensors.torch
+import torch
 from vllm.logprobs import Logprob
 from vllm.outputs import CompletionOutput, WeightVersionSpan
 
@@ -12,35 +14,30 @@ from vcpo.wire.packing import ExpertRoutes
 from vcpo.wire.trajectory import PartialResponse, VersionSpan
 from vcpo_rollout.engines.engine import GenerationRequest
 from vcpo_rollout.engines.seeds import token_seed
-from vcpo_rollout.engines.vllm.exchange import sampling_params, tensors_to_send, to_generation
-
-EMBEDDING = "model.embed_tokens.weight"
-FIRST = {"model.layers.0.self_attn.q_proj.weight", "model.layers.0.self_attn.k_proj.weight"}
-SECOND = {
-    "model.layers.1.mlp.experts.0.up_proj.weight",
-    "model.layers.1.mlp.experts.1.up_proj.weight",
-}
-END = {"model.norm.weight", "lm_head.weight"}
-ALL = {EMBEDDING} | FIRST | SECOND | END
-
-
-@pytest.mark.parametrize(
-    ("changed", "sent"),
-    [
-        (None, ALL),
-        (set(), set()),
-        ({EMBEDDING}, {EMBEDDING}),
-        ({"model.layers.0.self_attn.q_proj.weight"}, FIRST),
-        ({"model.layers.1.mlp.experts.1.up_proj.weight", EMBEDDING}, SECOND | {EMBEDDING}),
-        ({"lm_head.weight"}, END),
-        (ALL, ALL),
-    ],
-    ids=["unknown", "none", "embedding", "one of q, k and v", "an expert", "head", "all"],
+from vcpo_rollout.engines.vllm.exchange import (
+    patches_to_send,
+    sampling_params,
+    to_generation,
+    write_memory_file,
 )
-def test_of_a_decoder_layer_all_is_sent_or_nothing(changed, sent):
-    names = [EMBEDDING, *sorted(FIRST), *sorted(SECOND), *sorted(END)]
-    found = tensors_to_send(dict.fromkeys(names), None if changed is None else frozenset(changed))
-    assert found.keys() == sent
+
+
+def test_changes_are_sent_as_positions_and_values_of_their_tensors():
+    tensors = {"bias": torch.arange(3).bfloat16(), "weight": torch.arange(6.0).view(2, 3)}
+    changed = {"bias": np.array([1]), "weight": np.array([0, 5])}
+    with write_memory_file(patches_to_send(tensors, changed)) as file:
+        found = safetensors.torch.load_file(f"/proc/self/fd/{file.fileno()}")
+    assert {name: found[f"{name}:positions"].tolist() for name in tensors} == {
+        "bias": [1],
+        "weight": [0, 5],
+    }
+    for name, tensor in tensors.items():
+        assert torch.equal(found[f"{name}:values"], tensor.view(-1)[changed[name]])
+
+
+@pytest.mark.parametrize("tensor", [torch.arange(2), torch.tensor([1.0, torch.nan])])
+def test_values_that_a_patch_cannot_hold_are_not_sent_as_one(tensor):
+    assert patches_to_send({"x": tensor}, {"x": np.array([1])}) is None
 
 
 def test_a_request_has_the_seed_of_its_first_new_token():

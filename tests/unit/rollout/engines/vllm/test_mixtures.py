@@ -1,27 +1,19 @@
 """A mixture of experts on a real vLLM computes with the weights and the router of each swap."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 import torch
 from transformers import Glm4MoeConfig, Glm4MoeForCausalLM
 
 from tests.fixtures.rollout.models import forward_logprobs, request_for, weights_of
-from tests.unit.rollout.engines.vllm.tiny_vllm import (
-    build,
-    double_parameters,
-    save_settings,
-    with_changes,
-)
+from tests.unit.rollout.engines.vllm.tiny_vllm import build, save_settings
+from vcpo_rollout.engines.engine import WeightChanges
 from vcpo_rollout.engines.vllm.engine import VllmEngine
 
 PROMPT = (5, 6, 7)
 BIAS = "model.layers.1.mlp.gate.e_score_correction_bias"
-CHANGED = [
-    "model.layers.1.mlp.experts.down_proj",
-    "model.layers.1.mlp.gate.weight",
-    BIAS,
-]
 
 
 def build_mixture(*, seed):
@@ -55,15 +47,15 @@ def build_mixture(*, seed):
 
 
 @pytest.mark.asyncio
-async def test_each_version_of_a_mixture_samples_and_one_of_which_a_layer_changed(tmp_path):
+async def test_each_version_of_a_mixture_samples_as_a_whole_whatever_its_changes(tmp_path):
     settings = save_settings(tmp_path)
-    first, second = build_mixture(seed=1), build_mixture(seed=2)
+    first, second, third = (build_mixture(seed=seed) for seed in (1, 2, 3))
     first.config.save_pretrained(tmp_path)
-    third = double_parameters(second, CHANGED)
+    nothing = WeightChanges(base_policy_version=2, positions={})
     versions = {
         1: (first, weights_of(first, 1)),
         2: (second, weights_of(second, 2)),
-        3: (third, with_changes(weights_of(third, 3), base=2, names=CHANGED)),
+        3: (third, replace(weights_of(third, 3), changes=nothing)),
     }
     engine = await asyncio.to_thread(VllmEngine.start, settings, end_token_ids=frozenset({3}))
     try:

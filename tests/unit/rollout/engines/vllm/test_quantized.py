@@ -14,7 +14,6 @@ from tests.fixtures.rollout.models import forward_logprobs, request_for, weights
 from tests.unit.rollout.engines.vllm.tiny_vllm import (
     assert_equal_where_both_sampled,
     build,
-    check_swap_by_changes,
     first_logprobs,
     save_settings,
     start,
@@ -114,11 +113,6 @@ class TestQuantizedEngine:
         assert gap(model) < MISMATCH_LIMITS_NATS[MismatchClass.QUANTIZED_OR_NOISY]
         # Not closer: sums in another order fall on the other side of a rounding here and there.
         assert gap(quantize_like_vllm(model)) < 0.75 * gap(model)
-
-    async def test_a_swap_by_changes_quantizes_the_layers_that_changed(self, engine):
-        request = request_for(PROMPT, max_new_tokens=1)
-        names = ["model.layers.1.self_attn.k_proj.weight"]
-        await check_swap_by_changes(engine, build(seed=4), names, request)
 
 
 def test_vllm_takes_the_method_for_gpus_in_its_configuration(tmp_path):

@@ -8,14 +8,20 @@ import select
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import pytest_asyncio
+import torch
 
 from tests.fixtures.rollout.models import forward_logprobs, request_for, weights_of
+from tests.fixtures.rollout.unpacked_vllm import UNPACKED
 from tests.unit.rollout.engines.vllm.scoring import TOLERANCE, assert_scored_by_its_versions
 from tests.unit.rollout.engines.vllm.tiny_adapters import adapted, make_adapters
-from tests.unit.rollout.engines.vllm.tiny_vllm import build, start
+from tests.unit.rollout.engines.vllm.tiny_vllm import build, save_settings
+from vcpo_rollout.engines.engine import WeightChanges
+from vcpo_rollout.engines.vllm.engine import VllmEngine
+from vcpo_rollout.engines.vllm.start import load_skeleton, start_llm
 
 PROMPT = (5, 6, 7)
 NUM_PROCESSES = 2
@@ -23,15 +29,19 @@ PATIENCE_S = 120.0
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def engine(tmp_path_factory):
-    engine = await start(tmp_path_factory.mktemp("split"), tensor_parallel_size=NUM_PROCESSES)
-    yield engine
+async def split(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("split")
+    settings = save_settings(folder, tensor_parallel_size=NUM_PROCESSES, arguments=UNPACKED)
+    llm = await asyncio.to_thread(start_llm, settings)
+    engine = VllmEngine(llm, skeleton=load_skeleton(settings), end_token_ids=frozenset({3}))
+    yield engine, llm
     await engine.close()
 
 
 @pytest.mark.asyncio(loop_scope="module")
 class TestSplitModel:
-    async def test_every_token_is_scored_by_the_version_that_its_span_names(self, engine):
+    async def test_every_token_is_scored_by_the_version_that_its_span_names(self, split):
+        engine, _ = split
         models = {number: build(seed=number) for number in (11, 12, 13)}
         await engine.swap_weights(weights_of(models[11], 11))
         requests = [
@@ -46,6 +56,24 @@ class TestSplitModel:
         for generation, request in zip(await asyncio.gather(*generating), requests, strict=True):
             assert_scored_by_its_versions(generation, request, models)
         assert max(taken_over) > 0
+
+    async def test_five_versions_of_changes_leave_what_a_full_set_does(self, split):
+        engine, llm = split
+        model = build(seed=14)
+        await engine.swap_weights(weights_of(model, 20))
+        for version in range(21, 26):
+            positions = {}
+            for name, parameter in model.named_parameters():
+                positions[name] = torch.randperm(parameter.numel())[:2].sort().values.numpy()
+                parameter.data.view(-1)[positions[name]] += 0.5
+            changes = WeightChanges(base_policy_version=version - 1, positions=positions)
+            await engine.swap_weights(replace(weights_of(model, version), changes=changes))
+        by_changes = await llm.compute_weight_checksums()
+        nothing = WeightChanges(base_policy_version=25, positions={})
+        await engine.swap_weights(replace(weights_of(build(seed=15), 26), changes=nothing))
+        assert await llm.compute_weight_checksums() == by_changes
+        await engine.swap_weights(weights_of(model, 27))
+        assert await llm.compute_weight_checksums() == by_changes
 
 
 WORKER = """

@@ -1,21 +1,15 @@
 """A real vLLM with tiny models; tests that import this are skipped where it cannot be loaded."""
 
 import asyncio
-import copy
 import os
 from dataclasses import replace
 
-import numpy as np
 import pytest
-import safetensors.torch
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from tests.fixtures.rollout.models import weights_of
 from vcpo.api.workloads import Model, RolloutGroup
 from vcpo.service.vocabulary import keep_vocabulary
-from vcpo_rollout.engines.engine import WeightChanges
-from vcpo_rollout.engines.loading_weights import held_tensor
 
 try:
     from vcpo_rollout.engines.vllm.engine import VllmEngine
@@ -93,32 +87,3 @@ def assert_equal_where_both_sampled(found, expected):
     common = found.keys() & expected.keys()
     assert len(common) > 1
     assert {token: found[token] for token in common} == {token: expected[token] for token in common}
-
-
-def with_changes(weights, *, base, names):
-    """The same version as one of which these tensors differ from the base, in every element."""
-    sections = safetensors.torch.load(weights.payload)
-    positions = {name: np.arange(sections[name].numel()) for name in names}
-    changes = WeightChanges(base_policy_version=base, positions=positions)
-    return replace(weights, changes=changes)
-
-
-@torch.no_grad()
-def double_parameters(model, names):
-    """A copy of a model, some of its tensors doubled."""
-    other = copy.deepcopy(model)
-    for name in names:
-        held_tensor(other, name).mul_(2.0)
-    return other
-
-
-async def check_swap_by_changes(engine, base, names, request):
-    """What a swap by changes leaves is what a full swap does, bit for bit."""
-    successor = double_parameters(base, names)
-    await engine.swap_weights(weights_of(base, 1))
-    before = await first_logprobs(engine, request)
-    await engine.swap_weights(with_changes(weights_of(successor, 2), base=1, names=names))
-    by_changes = await first_logprobs(engine, request)
-    await engine.swap_weights(weights_of(successor, 3))
-    assert_equal_where_both_sampled(by_changes, await first_logprobs(engine, request))
-    assert by_changes != before
