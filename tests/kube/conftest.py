@@ -2,22 +2,41 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from tests.fakes.kubernetes.access import ADMIN
+from tests.fakes.kubernetes.access import ADMIN, User
 from tests.fakes.kubernetes.api_server import FakeApiServer
 from tests.fixtures.kubernetes.client import Client
+from tests.fixtures.kubernetes.objects import WIDGET_DEFINITION
 from tests.fixtures.kubernetes.real_api_server import (
     ADMIN_TOKEN,
+    USER_NAME,
+    USER_TOKEN,
     Endpoint,
     binaries_here,
     run_control_plane,
 )
 from tests.fixtures.operator.operator import OperatorFixture, operator_fixture
 
-TOKENS = {ADMIN_TOKEN: ADMIN}
+TOKENS = {ADMIN_TOKEN: ADMIN, USER_TOKEN: User(name=USER_NAME, groups=("system:authenticated",))}
+_numbers = itertools.count(1)
+
+
+@pytest.fixture
+async def fake() -> AsyncIterator[FakeApiServer]:
+    """A fake API server in the test's own event loop."""
+    async with FakeApiServer(tokens=TOKENS) as server:
+        yield server
+
+
+@pytest.fixture
+async def client(fake: FakeApiServer) -> AsyncIterator[Client]:
+    """A client of the fake server with the administrator's token."""
+    async with Client(Endpoint(url=fake.url, token=ADMIN_TOKEN)) as client:
+        yield client
 
 
 @pytest.fixture(scope="session")
@@ -59,3 +78,35 @@ async def api(server: Endpoint) -> AsyncIterator[Client]:
     """A client of either server with the administrator's token."""
     async with Client(server) as client:
         yield client
+
+
+@pytest.fixture
+def with_controllers(server: Endpoint) -> None:
+    """Skip where the server runs without a controller manager."""
+    if not server.controllers:
+        pytest.skip("no kube-controller-manager beside the kube-apiserver")
+
+
+@pytest.fixture
+async def namespace(api: Client) -> AsyncIterator[str]:
+    """The path of a namespace that only this test uses."""
+    name = f"contract-{next(_numbers)}"
+    await api.post("/api/v1/namespaces", {"metadata": {"name": name}})
+    yield f"/namespaces/{name}"
+    await api.delete(f"/api/v1/namespaces/{name}")
+
+
+@pytest.fixture
+async def widgets(api: Client, namespace: str) -> str:
+    """The path of the test's collection of a custom resource, defined first if need be."""
+    definitions = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+    await api.post(definitions, WIDGET_DEFINITION)
+    await api.until(definitions, _is_established)
+    return f"/apis/contract.test/v1{namespace}/widgets"
+
+
+def _is_established(definition: dict[str, object]) -> bool:
+    status = definition.get("status")
+    # A real server's first answer has `conditions: null`.
+    conditions = (status.get("conditions") or ()) if isinstance(status, dict) else ()
+    return any(c["type"] == "Established" and c["status"] == "True" for c in conditions)

@@ -5,7 +5,7 @@
 
 It has objects, watches, server-side apply, custom resources with schemas and CEL, and the
 controllers of Deployments, StatefulSets, owners and namespaces. It has no kubelet: pods stay
-Pending until somebody reports for them. The tests of `tests/kube` run on a real server too.
+Pending until somebody reports for them. `tests/kube/contract` holds it to a real API server.
 """
 
 from __future__ import annotations
