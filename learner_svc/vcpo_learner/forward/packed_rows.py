@@ -120,8 +120,7 @@ class _UnpackedForward:
 
     def __call__(self, *positional: Any, **keywords: Any) -> Any:
         states, *others = positional or [keywords["hidden_states"]]
-        # Padding on the right needs no mask, and nobody is told of ends.
-        of_row = {*self._row.arguments, "attention_mask", "hidden_states"}
+        of_row = {*self._row.arguments, "hidden_states"}
         named = {key: each for key, each in keywords.items() if key not in of_row}
         return self._row.pack(self._forward(self._row.unpack(states), *others, **named))
 
