@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 MODEL = "model"
 """Folder of the model, beside the run's file."""
@@ -33,9 +34,6 @@ ROWS = "".join(
 )
 JUDGING = "def reward(prompt, response):\n    return len(response) / 10\n"
 USER_ERROR = 2
-_VALIDATE = ("validate", FILE)
-_RUN = ("run", FILE)
-_BUSY_PORT = "{port}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,22 +43,46 @@ class Mistake:
     name: str
     says: tuple[str, ...]
     """Field, value and fix: each stands in what the command prints."""
-    command: tuple[str, ...] = _VALIDATE
+    command: tuple[str, ...] = ("validate", FILE)
     """Arguments of `vcpo`; `{port}` is one on which somebody listens."""
-    sets: tuple[str, ...] = ()
-    """Fields that `--set` changes."""
     files: Mapping[str, str] = field(default_factory=dict)
     """Texts of files in place of the right ones, or beside them."""
     prepare: Callable[[Path], None] | None = None
     """What else is done to the folder."""
-    environment: Mapping[str, str] = field(default_factory=dict)
     status: int = USER_ERROR
     largest_file_bytes: int | None = None
     """Stands for a full disk."""
     interrupts: int = 0
     """Ctrl-C so often, from the first step on."""
-    leaves: tuple[str, ...] = ()
-    """Entries of the folder that may be new."""
+
+
+Made = Mapping[str, str] | Callable[[Path], None] | None
+"""Texts of files, or what is done to the folder."""
+
+
+def _told(
+    name: str, says: str, made: Made = None, command: str = f"validate {FILE}", **more: Any
+) -> Mistake:
+    """Return a mistake; `says` has ` ... ` between what is said."""
+    files, prepare = ({}, made) if callable(made) else (made or {}, None)
+    words, told = tuple(command.split()), tuple(says.split(" ... "))
+    return Mistake(name=name, says=told, command=words, files=files, prepare=prepare, **more)
+
+
+def _set(change: str, says: str, made: Made = None, command: str = "validate") -> Mistake:
+    return _told(change, says, made, f"{command} {FILE} --set={change}")
+
+
+def _tried(name: str, says: str, made: Made, **more: Any) -> Mistake:
+    return _told(name, says, made, f"try {FILE}", **more)
+
+
+def _ran(name: str, options: str, says: str, made: Made = None, **more: Any) -> Mistake:
+    return _told(name, says, made, f"run {FILE} {options}", **more)
+
+
+def _rows(text: str) -> dict[str, str]:
+    return {"rows.jsonl": text}
 
 
 def _reward(body: str) -> dict[str, str]:
@@ -75,13 +97,9 @@ def _environment(body: str) -> dict[str, str]:
         f"    def prompt(self, split, index):\n        {body}\n\n"
         "    def reward(self, prompt, response):\n        return 1.0\n"
     )
-    return {"task.py": text, FILE: _with_task()}
-
-
-def _with_task() -> str:
     first, rest = RUN.split("  environment:\n")
-    _, last = rest.split("  steps: 3\n")
-    return f'{first}  environment: {{name: "task:Task"}}\n  steps: 3\n{last}'
+    last = rest[rest.index("  steps:") :]
+    return {"task.py": text, FILE: f'{first}  environment: {{name: "task:Task"}}\n{last}'}
 
 
 def _edit_json(name: str, **changes: object) -> Callable[[Path], None]:
@@ -117,158 +135,127 @@ def _without_tokenizer(folder: Path) -> None:
         path.unlink()
 
 
+def _cut(name: str) -> Callable[[Path], None]:
+    return _bytes(f"{MODEL}/{name}", b"{")
+
+
+def _bytes(name: str, content: bytes) -> Callable[[Path], None]:
+    def write(folder: Path) -> None:
+        (folder / name).write_bytes(content)
+
+    return write
+
+
+_OWN = {
+    "own.py": """\
+from vcpo_rollout.engines.hf.engine import HfEngine
+
+
+def raises(record, advantages, config):
+    raise ValueError("no")
+
+
+def shape(record, advantages, config):
+    return advantages
+
+
+def short(rewards):
+    return rewards[1:]
+
+
+class Bare:
+    pass
+
+
+class Closed(HfEngine):
+    def load(self, *given, **named):
+        raise RuntimeError("no license")
+"""
+}
+"""Functions and engines of the user."""
+_HUB = "spec.model.name ... nobody/model ... the hub does not answer ... HF_ENDPOINT"
+_OTHER = "--run-dir used --resume --set model.name=./model --set batch.trajectoriesPerPrompt=8"
+_PARQUET = {"a.parquet": "PAR"}
+_LONG = ROWS.replace("?", "?" * 20_000)
+_AT_RANDOM = "import random; return Prompt(text=str(random.random()), answer='')"
+
+
 MISTAKES = (
-    Mistake(
-        name="a file that is not there",
-        command=("validate", "runn.yaml"),
-        says=("runn.yaml", "cannot be read: No such file"),
+    _told("a file that is not there", "no.yaml ... No such file", None, "validate no.yaml"),
+    _told("a command that is not one", "Did you mean 'validate'?", None, "valdate run.yaml"),
+    _told("a run that is not there", "runs/no has no run; give the", None, "report runs/no"),
+    _told("an export without a checkpoint", "model", None, "export model"),
+    _told("a task with the name of a module", "TASK: 'random' is the name", None, "init random"),
+    _told("a task with a capital letter", "must be a Python module's name", None, "init Sums"),
+    _told("an empty file", "run.yaml ... must be a mapping", {FILE: ""}),
+    _told("two runs in a file", "run.yaml ... one run", {FILE: f"{RUN}---\n{RUN}"}),
+    _told("a tab in YAML", "line 5, column 1 ... \\t", {FILE: RUN.replace("  model", "\tmodel")}),
+    _told("a file that is no text", "run.yaml ... UTF-8", _bytes(FILE, b"\xff\xfe\x00")),
+    _told("a field twice", 'line 17 ... duplicate key "steps"', {FILE: RUN + "  steps: 4\n"}),
+    _told("a large Spec", "did you mean spec?", {FILE: RUN.replace("spec:", "Spec:")}),
+    _told("no steps", "spec.steps: required field", {FILE: RUN.replace("  steps: 3\n", "")}),
+    _set("stepps=3", "spec.stepps: unknown field; did you mean spec.steps?"),
+    _set("optimizer.learning_rate=1", "did you mean spec.optimizer.learningRate? (got 1)"),
+    _set("optimizer.lr=1", "did you mean spec.optimizer.learningRate? (got 1)"),
+    _set("batch.num_generations=4", "did you mean spec.batch.trajectoriesPerPrompt? (got 4)"),
+    _set("steps", "'steps' must be FIELD=VALUE, such as"),
+    _set("steps=many", "spec.steps: Input should be a valid integer ... (got 'many')"),
+    _set("steps=0", "spec.steps: Input should be greater than or equal to 1 (got 0)"),
+    _set("model.lora=8", "spec.model.lora: must be a section (got 8)"),
+    _set("model.name=", "spec.model.name: must be text (got None)"),
+    _set("rollouts=[]", "spec.rollouts: must have at least 1 item(s) (got [])"),
+    _set("rollouts[3].threads=1", "spec.rollouts has 1 item in the file ... no item 3"),
+    _set("metadata.name=My_Run", "metadata.name: must be lower-case letters ... (got 'My_Run')"),
+    _set("weights.storeUrl=x", "storeUrl: must be an absolute path, or a URL ... (got 'x')"),
+    _set("algorithm.method=gppo", "method: did you mean ppo or gspo? ... (got 'gppo')"),
+    _set("sampling.topP=0.9", "spec.sampling.topP: is not supported ... remove it ... 0.9"),
+    _set("sampling.maxNewTokens=100000", "spec.sampling.maxNewTokens ... 100000"),
+    _set("model.name=./modell", "spec.model.name: is no directory ... ./modell"),
+    _set("environment.name=cuontdown", "spec.environment.name ... use one of countdown"),
+    _set("environment.rewards[0].name=judgging:reward", "spec.environment.rewards ... judgging"),
+    _set("environment.rewards[0].name=judging:rewrad", "spec.environment.rewards ... rewrad"),
+    _set("environment.parameters.path=row.jsonl", "environment.parameters.path ... row.jsonl"),
+    _set("environment.parameters.path=a.parquet", "parameters.path: ... a.parquet", _PARQUET),
+    _set("environment.parameters.prompt=question", "question ... `prompt`"),
+    _set("environment.parameters.paht=x", "paht: 'data_set' has no such parameter; it takes"),
+    _set("rollouts[0].engine=vlm", "engine: is unknown; use one of hf, vllm ... (got 'vlm')"),
+    _set("rollouts[0].engine=own:Bare", "'own:Bare' is not an engine ... must be a class", _OWN),
+    _set("rollouts[0].engine=own:Closed", "cannot be loaded ... no license", _OWN, "run"),
+    _set("algorithm.loss=own:raises", "'own:raises' raised ValueError: no (own.py:5)", _OWN),
+    _set("algorithm.loss=own:shape", "it must return TokenCoefficients(values=...)", _OWN),
+    _set("algorithm.baseline=own:short", "2 numbers for 3 trajectories ... one for each", _OWN),
+    _set("algorithm.baseline=mean", "spec.algorithm.baseline: is unknown; use one of opob"),
+    _tried("a model without a tokenizer", "spec.model.name ... tokenizer", _without_tokenizer),
+    _tried("a tokenizer that is cut", "spec.model.name ... tokenizer", _cut("tokenizer.json")),
+    _tried("a model without an end token", "names no end token ... set eos_token", _without_end),
+    _tried("a template that is cut", "template ... line 1 ... to 'plain'", _broken_template),
+    _tried("weights that are cut", "spec.model.name ... safetensors", _cut("model.safetensors")),
+    _tried(
+        "weights of another shape",
+        "spec.model.name ... shape",
+        _edit_json("config.json", vocab_size=7),
     ),
-    Mistake(
-        name="a field with a typing error",
-        files={FILE: RUN.replace("  steps", "  stepps")},
-        says=("spec.stepps: unknown field; did you mean spec.steps?", "spec.steps"),
-    ),
-    Mistake(
-        name="a model folder that is not there",
-        sets=("model.name=./modell",),
-        says=("spec.model.name: is not a directory", "./modell"),
-    ),
-    Mistake(
-        name="a hub that cannot be reached",
-        command=_RUN,
-        sets=("model.name=nobody/model",),
-        environment={"HF_ENDPOINT": "http://127.0.0.1:9"},
-        says=("spec.model.name", "nobody/model", "the hub does not answer", "HF_ENDPOINT"),
-    ),
-    Mistake(
-        name="a model without a tokenizer",
-        prepare=_without_tokenizer,
-        command=("try", FILE),
-        says=("spec.model.name", "tokenizer"),
-    ),
-    Mistake(
-        name="a model without an end token",
-        prepare=_without_end,
-        command=("try", FILE),
-        says=("spec.model.name", "names no end token", "set eos_token"),
-    ),
-    Mistake(
-        name="a chat template that is not whole",
-        prepare=_broken_template,
-        command=("try", FILE),
-        says=("spec.model.name: the chat template", "line 1", "promptFormat to 'plain'"),
-    ),
-    Mistake(
-        name="answers longer than the model can read",
-        sets=("sampling.maxNewTokens=100000",),
-        says=("spec.sampling.maxNewTokens", "100000"),
-    ),
-    Mistake(
-        name="prompts longer than the model can read",
-        command=("try", FILE),
-        files={"rows.jsonl": ROWS.replace("?", "?" * 20_000)},
-        says=("prompt", "tokens"),
-        status=1,
-    ),
-    Mistake(
-        name="a task with a typing error",
-        sets=("environment.name=cuontdown",),
-        says=("spec.environment.name", "cuontdown", "use one of countdown"),
-    ),
-    Mistake(
-        name="a module that is not there",
-        sets=("environment.rewards[0].name=judgging:reward",),
-        says=("spec.environment.rewards", "judgging"),
-    ),
-    Mistake(
-        name="a function that the module does not have",
-        sets=("environment.rewards[0].name=judging:rewrad",),
-        says=("spec.environment.rewards", "rewrad"),
-    ),
-    Mistake(
-        name="rows that are not there",
-        sets=("environment.parameters.path=row.jsonl",),
-        says=("environment.parameters.path", "row.jsonl"),
-    ),
-    Mistake(
-        name="a column that the rows do not have",
-        sets=("environment.parameters.prompt=question",),
-        says=("question", "`prompt`"),
-    ),
-    Mistake(
-        name="a row that is not JSON",
-        files={"rows.jsonl": ROWS + "{'prompt': 'x'}\n"},
-        says=("rows.jsonl", "41"),
-    ),
-    Mistake(
-        name="a reward that is a tensor of several numbers",
-        files=_reward("import torch; return torch.ones(2)"),
-        says=("reward", "Tensor"),
-    ),
-    Mistake(
-        name="a reward that is not a number",
-        files=_reward("return float('nan')"),
-        says=("reward", "nan"),
-    ),
-    Mistake(
-        name="a reward that raises",
-        files=_reward("return prompt.answr"),
-        says=("spec.environment.rewards", "AttributeError", "judging.py:2)"),
-    ),
-    Mistake(
-        name="a prompt that is a text",
-        files=_environment("return f'{index}?'"),
-        says=("Task.prompt", "str"),
-    ),
-    Mistake(
-        name="prompts that change from call to call",
-        files=_environment("import random; return Prompt(text=str(random.random()), answer='')"),
-        says=("Task.prompt", "same"),
-    ),
-    Mistake(
-        name="a port that is taken",
-        command=(*_RUN, "--metrics-port", _BUSY_PORT),
-        says=("--metrics-port: cannot listen on", "give another port, or 0 for a free one"),
-    ),
-    Mistake(
-        name="a disk that is full",
-        command=_RUN,
-        largest_file_bytes=1_000,
-        says=("--run-dir: runs/walk-001 cannot be written", "give a writable directory"),
-    ),
-    Mistake(
-        name="a resume of another run",
-        command=(*_RUN, "--run-dir", "used", "--resume", "--set", "model.name=./model"),
-        prepare=_used,
-        files={FILE: RUN.replace("trajectoriesPerPrompt: 4", "trajectoriesPerPrompt: 8")},
-        says=("--resume: these changes are not possible", "trajectoriesPerPrompt"),
-    ),
-    Mistake(
-        name="a folder that has a run",
-        command=(*_RUN, "--run-dir", "used"),
-        prepare=_used,
-        says=("--run-dir: used already has a run; add --resume, or give another directory",),
-    ),
-    Mistake(
-        name="a task with the name of a module",
-        command=("init", "random"),
-        says=("TASK: 'random' is the name of an installed module",),
-    ),
-    Mistake(
-        name="rewards that are all equal",
-        command=_RUN,
-        files=_reward("return 1.0"),
-        says=("skipped", "equal"),
-        status=3,
-        leaves=("runs",),
-    ),
-    Mistake(
-        name="Ctrl-C three times",
-        command=_RUN,
-        sets=("steps=100000",),
-        interrupts=3,
-        says=("interrupted", "--resume"),
-        status=130,
-        leaves=("runs",),
-    ),
+    _told("an unknown family of models", "gpt9", _edit_json("config.json", model_type="gpt9")),
+    _tried("prompts that are too long", "prompt ... tokens", _rows(_LONG), status=1),
+    _told("a row that is not JSON", "rows.jsonl ... line 41", _rows(ROWS + "{'prompt': 1}\n")),
+    _told("a row that is a list", "rows.jsonl ... 41", _rows(ROWS + "[1]\n")),
+    _told("no rows", "environment.parameters.path ... rows.jsonl", _rows("")),
+    _told("ten equal rows", "rows.jsonl ... distinct", _rows(ROWS.split("\n")[0] * 10)),
+    _told("rows in latin-1", "line 1 is not UTF-8", _bytes("rows.jsonl", b'{"prompt": "\xe9"}')),
+    _told("a reward of several numbers", "Tensor", _reward("import torch; return torch.ones(2)")),
+    _told("a reward that is not a number", "reward ... nan", _reward("return float('nan')")),
+    _told("a reward that is a text", "reward ... str ... a number", _reward("return '1'")),
+    _told("a reward that raises", "AttributeError ... judging.py:2)", _reward("return prompt.a")),
+    _told("a reward that exits", "SystemExit ... judging.py:2", _reward("raise SystemExit(3)")),
+    _told("a prompt that is a text", "Task.prompt ... str", _environment("return str(index)")),
+    _told("prompts that change", "Task.prompt ... same", _environment(_AT_RANDOM)),
+    _ran("a port that is taken", "--metrics-port {port}", "cannot listen on ... or 0 for a free"),
+    _ran("a folder that cannot be made", "--run-dir /proc/x", "/proc/x cannot be written"),
+    _ran("a folder with a run", "--run-dir used", "already has a run; add --resume", _used),
+    _ran("a resume of nothing", "--run-dir used --resume", "--resume: used does not exist"),
+    _ran("a resume of another run", _OTHER, "--resume: these changes ... PerPrompt", _used),
+    _ran("a full disk", "", "--run-dir: runs/walk-001 cannot be written", largest_file_bytes=1_000),
+    _ran("a hub that is not there", "--set model.name=nobody/model", _HUB),
+    _ran("equal rewards", "--steps 1", "skipped ... equal", _reward("return 1.0"), status=3),
+    _ran("Ctrl-C", "--steps 9999", "interrupted ... --resume", interrupts=3, status=130),
 )

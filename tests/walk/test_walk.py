@@ -15,8 +15,8 @@ def test_a_mistake_is_clear_if_the_command_says_so_and_leaves_nothing(tmp_path):
     assert (walked.unclear, walked.left) == ((), ())
     silent = replace(walked, said="Traceback (most recent call last):", status=1, left=("runs",))
     assert silent.unclear == (
-        "says nothing of 'runn.yaml'",
-        "says nothing of 'cannot be read: No such file'",
+        "says nothing of 'no.yaml'",
+        "says nothing of 'No such file'",
         "has status 1, not 2",
         "shows a traceback",
     )

@@ -16,11 +16,13 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from tests.walk.mistakes import FILE, JUDGING, MODEL, ROWS, RUN, Mistake
+from tests.walk.mistakes import FILE, JUDGING, MODEL, ROWS, RUN, USER_ERROR, Mistake
 
 TINY = Path(__file__).resolve().parents[2] / "examples" / "models" / "tiny"
 PATIENCE_S = 600.0
 _MARK = "VCPO_WALK"
+_ENVIRONMENT = {"PYTHONDONTWRITEBYTECODE": "1", "HF_ENDPOINT": "http://127.0.0.1:9"}
+"""No hub answers."""
 _POLL_S = 0.05
 
 
@@ -62,7 +64,6 @@ def walk(mistake: Mistake, folder: Path) -> Walked:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         command = [each.format(port=port) for each in mistake.command]
-        command += [f"--set={change}" for change in mistake.sets]
         started_s = time.monotonic()
         process = subprocess.Popen(
             [str(Path(sys.executable).with_name("vcpo")), *command],
@@ -71,7 +72,7 @@ def walk(mistake: Mistake, folder: Path) -> Walked:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", **mistake.environment, _MARK: mark},
+            env={**os.environ, **_ENVIRONMENT, _MARK: mark},
             preexec_fn=partial(_limit, mistake.largest_file_bytes),  # noqa: PLW1509 - no threads here
             start_new_session=True,
         )
@@ -110,7 +111,7 @@ def _wait_for_step(process: subprocess.Popen[str], folder: Path) -> None:
 def _new_files(folder: Path, before: set[Path], mistake: Mistake) -> Iterator[str]:
     for path in sorted(set(folder.rglob("*")) - before):
         name = path.relative_to(folder)
-        if name.parts[0] not in mistake.leaves:
+        if mistake.status == USER_ERROR or name.parts[0] != "runs":
             yield str(name)
 
 
