@@ -36,7 +36,8 @@ def _require_place(node: object, key: str | int, above: Sequence[str | int]) -> 
     if isinstance(key, int):
         if not isinstance(node, list) or key >= len(node):
             count = len(node) if isinstance(node, list) else "no"
-            raise ValueError(f"{name} has {count} items in the file, so there is no item {key}")
+            items = f"{count} item{'s' * (count != 1)}"
+            raise ValueError(f"{name} has {items} in the file, so there is no item {key}")
     elif not isinstance(node, dict):
         item = f"{name}[{key}]" if key.isdigit() else f"{name}[0].{key}"
         fix = f"; name an item, such as {item}" if isinstance(node, list) else ""

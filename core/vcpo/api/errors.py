@@ -21,10 +21,17 @@ _MAX_SHOWN_VALUE = 80
 FIXES = {
     "extra_forbidden": "unknown field; remove it or correct its spelling",
     "missing": "required field is missing",
+    "string_type": "must be text",
     **dict.fromkeys(("list_type", "tuple_type"), "must be a list"),
     **dict.fromkeys(("model_type", "dict_type", "model_attributes_type"), "must be a section"),
 }
 """What is wrong and how to fix it, by the type of pydantic's error."""
+_PATTERN_FIXES = {
+    "^[a-z0-9](": "must be lower-case letters, digits and '-', with a letter or digit at both ends",
+    "^(/|[a-z][": "must be an absolute path, or a URL such as s3://bucket/folder",
+    "^https?://": "must be a URL, such as https://tracker.example.com",
+}
+"""What a text must be, by the first characters of its field's pattern."""
 _TRUNCATED = (
     "is not supported: it draws tokens from a part of the vocabulary that depends on the weights,"
     " so a token may have no probability at all under the learner's; remove it, or lower"
@@ -91,6 +98,10 @@ def _problem(details: dict[str, Any]) -> FieldProblem:
         value = value[: _MAX_SHOWN_VALUE - 3] + "..."
     path = field_path(details["loc"])
     message = _FIXES_OF_FIELDS.get(path) or FIXES.get(details["type"], details["msg"])
+    if details["type"] == "string_pattern_mismatch":
+        message = _PATTERN_FIXES.get(details["ctx"]["pattern"][:10], message)
+    if details["type"] == "too_short":
+        message = f"must have at least {details['ctx']['min_length']} item(s)"
     if details["type"] in {"enum", "literal_error"}:
         choices = re.findall("'([^']*)'", details["ctx"]["expected"])
         message = f"must be one of {', '.join(choices)}"

@@ -102,8 +102,7 @@ class Tracking(Section):
     """Tracking services that get a copy of the run's numbers."""
 
     sinks: Annotated[
-        tuple[Sink, ...],
-        Field(max_length=8, json_schema_extra={"x-kubernetes-list-type": "map"}),
+        tuple[Sink, ...], Field(max_length=8, json_schema_extra={"x-kubernetes-list-type": "map"})
     ] = ()
     """Services, each at most once. A service that is slow, absent or full never delays or fails a
     step: a process of its own sends it what it lacks of the run's records. `vcpo export RUN --to`

@@ -10,12 +10,7 @@ from typing import Annotated, Any, Final, Self
 from pydantic import Field, model_validator
 from pydantic.alias_generators import to_camel
 
-from vcpo.api.cluster import (
-    DrainSeconds,
-    Image,
-    ObjectName,
-    PodTemplate,
-)
+from vcpo.api.cluster import DrainSeconds, Image, ObjectName, PodTemplate
 from vcpo.api.environments import environment_complaints, reward_complaints
 from vcpo.api.fields import (
     FINITE,

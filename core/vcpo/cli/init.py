@@ -106,11 +106,7 @@ def init(
     """
     if re.fullmatch("[a-z][a-z0-9_]*[a-z0-9]", task) is None or keyword.iskeyword(task):
         fail(f"TASK: {task!r} must be a Python module's name, such as word_problems")
-    values = {
-        "task": task,
-        "name": re.sub("_+", "-", task)[:63].strip("-"),
-        "model": model,
-    }
+    values = {"task": task, "name": re.sub("_+", "-", task)[:63].strip("-"), "model": model}
     templates = {f"{task}.yaml": _RUN, f"{task}.py": _REWARD, f"test_{task}.py": _TEST}
     files = {name: each.substitute(values) for name, each in templates.items()}
     files[f"{task}.jsonl"] = _rows()

@@ -20,12 +20,7 @@ from vcpo.api import VCPORun
 from vcpo.control.conditions import Condition, ConditionStatus, ConditionType
 from vcpo.control.decision import ControlDecision, decide
 from vcpo.control.limits import ChangeKind, ControlLimits
-from vcpo.control.run_limits import (
-    RunLimits,
-    RunTimes,
-    exceeded_deadline,
-    startup_deadline_s,
-)
+from vcpo.control.run_limits import RunLimits, RunTimes, exceeded_deadline, startup_deadline_s
 from vcpo.control.signals import RunSignals
 from vcpo.control.state import ControlState
 from vcpo.learner_control import SIGNALS_TIMEOUT_S, LearnerControl, call_failure
@@ -98,17 +93,10 @@ class Host:
         self._options = options
         self._clock = clock
         self._fleet = Fleet(
-            run,
-            run_dir,
-            gpus=find_gpus(),
-            learner_module=options.learner_module,
-            clock=clock,
+            run, run_dir, gpus=find_gpus(), learner_module=options.learner_module, clock=clock
         )
         self._learner = LearnerProcess(
-            self._fleet,
-            resume=options.resume,
-            limits=RunLimits.of(run.spec),
-            clock=clock,
+            self._fleet, resume=options.resume, limits=RunLimits.of(run.spec), clock=clock
         )
         self._port = free_port()
         """The learner's port; workers know it before the learner serves."""
@@ -332,9 +320,7 @@ class Host:
     def _times(self, started_s: float) -> RunTimes:
         """Return how far the run has come since `started_s`, on whichever clock that is."""
         return RunTimes(
-            start_s=started_s,
-            admission_s=started_s,
-            has_stepped=self._furthest_step > 0,
+            start_s=started_s, admission_s=started_s, has_stepped=self._furthest_step > 0
         )
 
     async def _drain(self) -> None:

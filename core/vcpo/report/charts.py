@@ -346,10 +346,7 @@ def _places(
     recorded: RecordedRun, records: Sequence[StepRecord | EvaluationRecord]
 ) -> dict[str, list[float]]:
     elapsed_s = [recorded.clock.elapsed_s(each.time_unix_s) for each in records]
-    return {
-        "step": [each.step for each in records],
-        "time": [round(each, 1) for each in elapsed_s],
-    }
+    return {"step": [each.step for each in records], "time": [round(each, 1) for each in elapsed_s]}
 
 
 def _rows_of(records: Sequence[object]) -> int:

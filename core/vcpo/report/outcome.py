@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from vcpo.algo.ess.learning_rate import LearningRateRule
@@ -46,12 +46,12 @@ def chance_text(metrics: Metrics) -> str:
     return f"{'more' if moved else 'no more'} than chance, which is ±{band:.2f} with {prompts}"
 
 
-def left_out(metrics: Metrics) -> Iterator[str]:
-    """Yield what was not trained on, and why."""
+def left_out(metrics: Metrics, *, but: Collection[str] = ()) -> Iterator[str]:
+    """Yield what was not trained on, and why, except for the reasons `but`."""
     if not metrics.steps:
         return
     last = metrics.steps[-1]
-    if dropped := Counter(last.dropped):
+    if dropped := Counter({name: n for name, n in last.dropped.items() if name not in but}):
         reasons = ", ".join(f"{drop_words(name)} {whole(n)}" for name, n in dropped.most_common())
         yield f"{whole(dropped.total())} of {whole(last.leased)} responses: {reasons}"
     skipped = Counter(skip_cause(each.skipped) for each in metrics.steps if each.skipped)

@@ -16,6 +16,7 @@ import jinja2
 from markupsafe import Markup
 
 from vcpo.api import run_to_yaml
+from vcpo.records.reasons import DropReason
 from vcpo.records.samples import write_whole
 from vcpo.report.charts import main_charts, page_data, sections
 from vcpo.report.numbers import compact, decimal, finite, mean, moment, whole
@@ -79,6 +80,9 @@ def _outcome(recorded: RecordedRun) -> dict[str, object]:
     phase, metrics = recorded.phase, recorded.metrics
     can_resume = phase in {"interrupted", "failed"}
     spec_file = recorded.run_dir / SPEC_FILE
+    findings = [each for each in recorded.judgements if each.name not in _SAID]
+    told = [DropReason.GENERATION_FAILED] if "left out" in {each.name for each in findings} else []
+    lost = left_out(metrics, but=told)
     return {
         "name": f"{recorded.run.metadata.name}",
         "folder": recorded.run_dir.name,
@@ -86,9 +90,9 @@ def _outcome(recorded: RecordedRun) -> dict[str, object]:
         "state": f"{phase} at step {whole(recorded.last_step)}" if can_resume else phase,
         "headline": recorded.headline,
         "chance": chance_text(metrics),
-        "findings": [each for each in recorded.judgements if each.name not in _SAID],
+        "findings": findings,
         "resume": resume_command(spec_file, recorded.run_dir) if can_resume else "",
-        "facts": [*(f"Not trained on: {each}" for each in left_out(metrics)), *_facts(recorded)],
+        "facts": [*(f"Not trained on: {each}" for each in lost), *_facts(recorded)],
     }
 
 

@@ -96,10 +96,7 @@ def read_run(run_dir: Path) -> RecordedRun:
 
 
 def recorded_signals(
-    run: VCPORun,
-    metrics: Metrics = _NONE,
-    now_s: float = 0.0,
-    events: Sequence[EventRecord] = (),
+    run: VCPORun, metrics: Metrics = _NONE, now_s: float = 0.0, events: Sequence[EventRecord] = ()
 ) -> RunSignals:
     """Return what the records of a run say of its last step, and of its last failed generation.
 

@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import inspect
 import math
+import traceback
 from collections.abc import Callable, Sequence
 from functools import cache, wraps
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -144,7 +146,10 @@ def _call(field: str, path: str, function: Callable[..., Any], *given: Any, **na
     except (MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # user code may raise anything
-        raise _error(field, path, f"raised {type(error).__name__}: {error}") from error
+        frames = traceback.extract_tb(error.__traceback__)[1:]
+        own = [each for each in frames if each.filename == frames[0].filename]
+        where = f" ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""
+        raise _error(field, path, f"raised {type(error).__name__}: {error}{where}") from error
 
 
 def _error(field: str, path: str, what: str) -> OwnFunctionError:

@@ -74,6 +74,8 @@ def test_an_item_of_a_list_is_counted_from_zero(path):
     [
         ("steps", "'steps' must be FIELD=VALUE, such as algorithm.maxPolicyLagSteps=12"),
         ("steps=many", "spec.steps: Input should be a valid integer"),
+        ("metadata.name=My_Run", "metadata.name: must be lower-case letters, digits and '-'"),
+        ("weights.storeUrl=x", "spec.weights.storeUrl: must be an absolute path, or a URL such as"),
         ("steps=[", "is not YAML"),
         ("algorithm.lag=1", "spec.algorithm.lag: unknown field"),
         ("rollouts.maxReplicas=1", "name an item, such as spec.rollouts[0].maxReplicas"),

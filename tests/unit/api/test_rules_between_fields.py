@@ -98,10 +98,7 @@ def test_a_kept_rule_refuses_nothing(spec):
         ("sampling: {stopStrings: ['\ufffd']}", "sampling.stopStrings[0]"),
         ("tracking: {sinks: [{name: tensorboard, project: p}]}", "tracking.sinks[0].project"),
         ("tracking: {sinks: [{name: wandb}, {name: wandb}]}", "tracking.sinks[1].name"),
-        (
-            "tracking: {sinks: [{name: wandb, parameters: {a: 1}}]}",
-            "tracking.sinks[0].parameters",
-        ),
+        ("tracking: {sinks: [{name: wandb, parameters: {a: 1}}]}", "tracking.sinks[0].parameters"),
         (
             "tracking: {sinks: [{name: 'own:Sink', parameters: {a: 1}, project: p}]}",
             "tracking.sinks[0].project",

@@ -169,7 +169,7 @@ def test_the_head_answers_what_came_of_the_run(run, make_step, make_evaluation, 
         " more than chance, which is ±0.10 with 128 prompts"
         " 45 of 97 responses failed and were left out with their groups."
         " Fix the cause: the groups left are a biased sample."
-        " Not trained on: 47 of 97 responses: failed 45, more than a batch 2 ·"
+        " Not trained on: 2 of 97 responses: more than a batch 2 ·"
         " 45 responses, 200 tokens/s"
     )
 

@@ -78,11 +78,12 @@ class ChildProcess:
         return f"{describe_exit(self.exit_code)}{cause} (log: {self.log})"
 
     def _cause(self) -> str:
-        """Return why it ended as it said; of one that said nothing the last line of its log."""
+        """Return why it ended as it said; else its log's last line, unless that is information."""
         with contextlib.suppress(OSError):
             return self.end_file.read_text(encoding="utf-8").strip()
         with contextlib.suppress(OSError):
-            return self.log.read_text(encoding="utf-8", errors="replace").rstrip().split("\n")[-1]
+            last = self.log.read_text(encoding="utf-8", errors="replace").rstrip().split("\n")[-1]
+            return "" if " INFO " in last else last
         return ""
 
     def _send(self, number: signal.Signals) -> None:
@@ -112,11 +113,7 @@ def start_child(
             start_new_session=True,
         )
     return ChildProcess(
-        name=name,
-        process=process,
-        log=log,
-        ready_file=ready_file,
-        end_file=end_file,
+        name=name, process=process, log=log, ready_file=ready_file, end_file=end_file
     )
 
 

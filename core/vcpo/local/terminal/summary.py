@@ -118,10 +118,9 @@ def outcome_of_complete(
         metrics=metrics,
     )
     found = judgements(evidence)
-    ending = {
-        "collapsed": Ending.COLLAPSED,
-        "no update": Ending.COMPLETE_WITHOUT_UPDATE,
-    }.get(evidence.phase, Ending.COMPLETE)
+    ending = {"collapsed": Ending.COLLAPSED, "no update": Ending.COMPLETE_WITHOUT_UPDATE}.get(
+        evidence.phase, Ending.COMPLETE
+    )
     message = " ".join(str(each) for each in found if each.grade is Grade.BAD)
     return RunOutcome(ending=ending, message=message)
 

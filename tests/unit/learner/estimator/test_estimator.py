@@ -231,7 +231,7 @@ def test_a_baseline_written_as_a_shipped_one_has_its_gradient(own, shipped):
         ("one_number_each", "returned values of (5,); they must be a tensor of (15,), one for"),
         ("two_arguments", "must take (record, advantages, config), but too many positional"),
         ("no_number", "returned coefficients of trajectory 0 that add up to nan"),
-        ("breaks", "raised KeyError: 'kl'"),
+        ("breaks", "raised KeyError: 'kl' (own_losses.py:48)"),
         ("at_random", "returned other numbers the second time"),
         ("absent", "cannot be imported (AttributeError: "),
     ],

@@ -106,11 +106,17 @@ def test_a_child_that_served_before_it_complained_gave_up(start):
     assert child.describe_failure() == "gave up: 32 generations failed"
 
 
-def test_a_crash_is_reported_by_its_exception_and_where_to_read_on(start):
-    child = start("print(' 50%|##   | 1/2 [00:01<00:01]'); [].pop()")
+@pytest.mark.parametrize(
+    ("code", "cause"),
+    [
+        ("print(' 50%|##   | 1/2 [00:01<00:01]'); [].pop()", ": IndexError: pop from empty list"),
+        ("print('2026-11-29 10:00:00,123 INFO version 0 is in use'); exit(1)", ""),
+    ],
+)
+def test_a_crash_is_reported_by_its_exception_and_where_to_read_on(start, code, cause):
+    child = start(code)
     child.process.wait(TIMEOUT_S)
-    expected = f"ended with status 1: IndexError: pop from empty list (log: {child.log})"
-    assert child.describe_failure() == expected
+    assert child.describe_failure() == f"ended with status 1{cause} (log: {child.log})"
 
 
 def test_a_killed_child_is_reported_by_its_signal_alone(start):
