@@ -90,7 +90,8 @@ def judgements(run: Evidence) -> tuple[Judgement, ...]:
     for name, grade, find, todo in _TABLE:
         if why := find(run):
             fix = todo if isinstance(todo, str) else todo(run)
-            sentence = f"{why[:1].upper()}{why[1:].rstrip('.')}."
+            is_path = not why.split()[0].isalpha()  # of a field
+            sentence = f"{why[:1] if is_path else why[:1].upper()}{why[1:].rstrip('.')}."
             found.append(Judgement(name=name, grade=grade, why=sentence, todo=fix))
     well = Judgement(name="well", grade=Grade.GOOD, why="The run trains as it should.")
     return tuple(found) or (well,)

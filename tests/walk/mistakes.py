@@ -168,7 +168,8 @@ class Bare:
 
 
 class Closed(HfEngine):
-    def load(self, *given, **named):
+    @classmethod
+    def load(cls, *given, **named):
         raise RuntimeError("no license")
 """
 }
@@ -187,7 +188,7 @@ MISTAKES = (
     _told("an export without a checkpoint", "model", None, "export model"),
     _told("a task with the name of a module", "TASK: 'random' is the name", None, "init random"),
     _told("a task with a capital letter", "must be a Python module's name", None, "init Sums"),
-    _told("an empty file", "run.yaml ... must be a mapping", {FILE: ""}),
+    _told("an empty file", "run.yaml ... is empty; give a run file", {FILE: ""}),
     _told("two runs in a file", "run.yaml ... one run", {FILE: f"{RUN}---\n{RUN}"}),
     _told("a tab in YAML", "line 5, column 1 ... \\t", {FILE: RUN.replace("  model", "\tmodel")}),
     _told("a file that is no text", "run.yaml ... UTF-8", _bytes(FILE, b"\xff\xfe\x00")),

@@ -69,6 +69,11 @@ class Sample:
     def is_cut(self) -> bool:
         return self.finish_reason == "length"
 
+    @property
+    def told_parts(self) -> Mapping[str, float]:
+        """Parts of the reward, unless there is one and it is the reward."""
+        return {} if [*self.reward_parts.values()] == [self.reward] else self.reward_parts
+
 
 def evenly_by_reward(items: Sequence[_Item], rewards: Sequence[float], most: int) -> list[_Item]:
     """Return up to `most` (>= 2) items, evenly spread from the smallest reward to the largest."""

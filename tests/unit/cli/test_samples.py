@@ -97,7 +97,8 @@ class TestSamples:
             parts = {"right": step - 0.5, "short": 0.5}
             few = [make_sample(step=step, reward=step, response=f"answer {step}", worker="\x1b[0",
                                reward_parts=parts)]  # fmt: skip
-            few += [make_sample(step=step, reward=-step, response="a\n\x1b[2Jb", prompt="Wrong?")]
+            few += [make_sample(step=step, reward=-step, response="a\n\x1b[2Jb", prompt="Wrong?",
+                                reward_parts={"reward": -step})]  # fmt: skip
             write_samples(directory.path, step, few, total_steps=400)
         return directory.path
 

@@ -195,9 +195,9 @@ def test_an_interrupted_run_says_so_and_how_it_goes_on(run, make_step, make_even
 
 
 def test_a_failure_is_said_once_with_what_to_do(run, make_event):
-    told = head_of(run, EMPTY, [make_event("no `weights`", kind="Failed")])
+    told = head_of(run, EMPTY, [make_event("spec.steps: no `weights`", kind="Failed")])
     assert told.count("o weights") == 1
-    assert "No weights. Fix this, then resume the run." in told
+    assert "spec.steps: no weights. Fix this, then resume the run." in told
 
 
 def test_two_runs_lie_over_each_other_in_inks_of_their_own(run, make_step, make_evaluation):

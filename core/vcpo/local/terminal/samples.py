@@ -33,7 +33,7 @@ def response_lines(sample: Sample) -> Iterator[str]:
     """Yield a response after its reward, its length, and how it ended."""
     end = "cut" if sample.is_cut else "stop"
     origin = f", version {sample.policy_version} of {sample.worker}" if sample.worker else ""
-    parts = ", ".join(f"{name} {compact(part)}" for name, part in sample.reward_parts.items())
+    parts = ", ".join(f"{name} {compact(part)}" for name, part in sample.told_parts.items())
     reward = f"{compact(sample.reward)} ({printable(parts)})" if parts else compact(sample.reward)
     head = f"  reward {reward}, {sample.response_tokens} tokens, {end}{origin}"
     if len(sample.response) <= _LINE and "\n" not in sample.response:
