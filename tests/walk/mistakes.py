@@ -240,9 +240,11 @@ MISTAKES = (
     _tried("prompts that are too long", "prompt ... tokens", _rows(_LONG), status=1),
     _told("a row that is not JSON", "rows.jsonl ... line 41", _rows(ROWS + "{'prompt': 1}\n")),
     _told("a row that is a list", "rows.jsonl ... 41", _rows(ROWS + "[1]\n")),
-    _told("no rows", "environment.parameters.path ... rows.jsonl", _rows("")),
-    _told("ten equal rows", "rows.jsonl ... distinct", _rows(ROWS.split("\n")[0] * 10)),
-    _told("rows in latin-1", "line 1 is not UTF-8", _bytes("rows.jsonl", b'{"prompt": "\xe9"}')),
+    _told("no rows", "environment.parameters: no item is left for train", _rows("")),
+    _told(
+        "equal rows", "no item is left ... of 1 in all", _rows('{"prompt": "", "answer": ""}\n' * 9)
+    ),
+    _told("rows in latin-1", "line 1 is not in UTF-8", _bytes("rows.jsonl", b'{"prompt": "\xe9"}')),
     _told("a reward of several numbers", "Tensor", _reward("import torch; return torch.ones(2)")),
     _told("a reward that is not a number", "reward ... nan", _reward("return float('nan')")),
     _told("a reward that is a text", "reward ... str ... a number", _reward("return '1'")),

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
 from torch import Tensor
 from transformers import (
     CONFIG_MAPPING,
@@ -160,7 +161,7 @@ def _check_config(name: str, revision: str | None, *, trust_remote_code: bool) -
 def _explain_errors(name: str) -> Iterator[None]:
     try:
         yield
-    except (OSError, ValueError, StrictDataclassError) as error:
+    except (OSError, ValueError, SafetensorError, StrictDataclassError) as error:
         raise ValueError(load_problem(name, error)) from error
 
 
