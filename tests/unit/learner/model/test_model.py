@@ -119,6 +119,14 @@ def test_files_of_another_shape_are_refused_by_tensor_and_shapes(tmp_path):
         load_state(name)
 
 
+def test_files_that_are_cut_are_refused_by_learner_and_worker(tmp_path):
+    name = save(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"{")
+    for load in (load_policy, load_state):
+        with pytest.raises((StartError, ValueError), match=r"spec\.model\.name: .* header"):
+            load(name, revision=None)
+
+
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])
 def test_weights_that_are_no_numbers_are_refused_by_tensor(tmp_path, number):
     name = save(tmp_path, extra={NORM: torch.full((16,), number)})
