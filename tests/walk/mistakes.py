@@ -69,8 +69,8 @@ def _told(
     return Mistake(name=name, says=told, command=words, files=files, prepare=prepare, **more)
 
 
-def _set(change: str, says: str, made: Made = None, command: str = "validate") -> Mistake:
-    return _told(change, says, made, f"{command} {FILE} --set={change}")
+def _set(change: str, says: str, made: Made = None) -> Mistake:
+    return _told(change, says, made, f"validate {FILE} --set={change}")
 
 
 def _tried(name: str, says: str, made: Made, **more: Any) -> Mistake:
@@ -176,6 +176,7 @@ class Closed(HfEngine):
 """Functions and engines of the user."""
 _HUB = "spec.model.name ... nobody/model ... the hub does not answer ... HF_ENDPOINT"
 _OTHER = "--run-dir used --resume --set model.name=./model --set batch.trajectoriesPerPrompt=8"
+_CLOSED = "--set rollouts[0].engine=own:Closed"
 _PARQUET = {"a.parquet": "PAR"}
 _LONG = ROWS.replace("?", "?" * 20_000)
 _AT_RANDOM = "import random; return Prompt(text=str(random.random()), answer='')"
@@ -211,7 +212,7 @@ MISTAKES = (
     _set("algorithm.method=gppo", "method: did you mean ppo or gspo? ... (got 'gppo')"),
     _set("sampling.topP=0.9", "spec.sampling.topP: is not supported ... remove it ... 0.9"),
     _set("sampling.maxNewTokens=100000", "spec.sampling.maxNewTokens ... 100000"),
-    _set("model.name=./modell", "spec.model.name: is no directory ... ./modell"),
+    _set("model.name=./modell", "spec.model.name: is not a directory ... ./modell"),
     _set("environment.name=cuontdown", "spec.environment.name ... use one of countdown"),
     _set("environment.rewards[0].name=judgging:reward", "spec.environment.rewards ... judgging"),
     _set("environment.rewards[0].name=judging:rewrad", "spec.environment.rewards ... rewrad"),
@@ -221,7 +222,7 @@ MISTAKES = (
     _set("environment.parameters.paht=x", "paht: 'data_set' has no such parameter; it takes"),
     _set("rollouts[0].engine=vlm", "engine: is unknown; use one of hf, vllm ... (got 'vlm')"),
     _set("rollouts[0].engine=own:Bare", "'own:Bare' is not an engine ... must be a class", _OWN),
-    _set("rollouts[0].engine=own:Closed", "cannot be loaded ... no license", _OWN, "run"),
+    _ran("an engine that raises", _CLOSED, "cannot be loaded ... no license", _OWN, status=1),
     _set("algorithm.loss=own:raises", "'own:raises' raised ValueError: no (own.py:5)", _OWN),
     _set("algorithm.loss=own:shape", "it must return TokenCoefficients(values=...)", _OWN),
     _set("algorithm.baseline=own:short", "2 numbers for 3 trajectories ... one for each", _OWN),
