@@ -173,11 +173,9 @@ class Closed(HfEngine):
         raise RuntimeError("no license")
 """
 }
-"""Functions and engines of the user."""
 _HUB = "spec.model.name ... nobody/model ... the hub does not answer ... HF_ENDPOINT"
 _OTHER = "--run-dir used --resume --set model.name=./model --set batch.trajectoriesPerPrompt=8"
 _CLOSED = "--set rollouts[0].engine=own:Closed"
-_PARQUET = {"a.parquet": "PAR"}
 _LONG = ROWS.replace("?", "?" * 20_000)
 _AT_RANDOM = "import random; return Prompt(text=str(random.random()), answer='')"
 
@@ -217,7 +215,7 @@ MISTAKES = (
     _set("environment.rewards[0].name=judgging:reward", "spec.environment.rewards ... judgging"),
     _set("environment.rewards[0].name=judging:rewrad", "spec.environment.rewards ... rewrad"),
     _set("environment.parameters.path=row.jsonl", "environment.parameters.path ... row.jsonl"),
-    _set("environment.parameters.path=a.parquet", "parameters.path: ... a.parquet", _PARQUET),
+    _set("environment.parameters.path=a.parquet", "a.parquet", {"a.parquet": ""}),
     _set("environment.parameters.prompt=question", "question ... `prompt`"),
     _set("environment.parameters.paht=x", "paht: 'data_set' has no such parameter; it takes"),
     _set("rollouts[0].engine=vlm", "engine: is unknown; use one of hf, vllm ... (got 'vlm')"),

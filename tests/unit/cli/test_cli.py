@@ -107,14 +107,10 @@ class TestValidate:
             vcpo("validate", run_file).stdout,
         )
 
-    def test_a_further_file_lies_over_the_first(self, run_file, tmp_path):
+    def test_a_further_file_and_changes_lie_over_the_first(self, run_file, tmp_path):
         (tmp_path / "more.yaml").write_text("spec: {algorithm: {maxPolicyLagSteps: 5}}")
-        checked = vcpo("validate", run_file, tmp_path / "more.yaml")
-        assert "lag at most 5 versions" in checked.stdout
-
-    def test_fields_can_be_set_beside_the_file(self, run_file):
-        checked = vcpo("validate", run_file, "--set", "algorithm.maxPolicyLagSteps=3")
-        assert "lag at most 3 versions" in checked.stdout
+        for more, lag in ((tmp_path / "more.yaml", 5), ("--set=algorithm.maxPolicyLagSteps=3", 3)):
+            assert f"lag at most {lag} versions" in vcpo("validate", run_file, more).stdout
 
     def test_a_learner_that_needs_a_gpu_and_asks_a_cluster_for_none_is_warned_about(self, run_file):
         run_file.write_text(RUN + "  learner: {precision: bfloat16}\n", encoding="utf-8")
