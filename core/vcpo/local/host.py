@@ -174,11 +174,10 @@ class Host:
 
     async def _turn(self) -> bool:
         """Do one turn of the control loop; return True if the run is complete."""
-        if self._control is not None:  # what a learner that cannot start says comes first
-            for lost in self._fleet.reap():
-                await self._report_loss(lost)
-        if self._supervise_learner():
+        if self._supervise_learner():  # what a learner that cannot start says comes first
             return True
+        for lost in self._fleet.reap():
+            await self._report_loss(lost)
         await self._poll_processes()
         decision, self._state = decide(self._limits, self._state, self._signals, self._clock())
         self._report_freshness(decision.condition(ConditionType.SIGNALS_FRESH))

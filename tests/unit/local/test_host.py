@@ -66,6 +66,16 @@ async def test_workers_start_beside_a_learner_that_does_not_serve_yet(fixture):
     assert fixture.events("LearnerStarted") == []
 
 
+async def test_a_worker_that_cannot_start_ends_the_run_before_the_learner_serves(fixture):
+    fixture.tell("stall")
+    fixture.tell("refused")
+    fixture.start()
+    outcome = await fixture.outcome()
+    assert outcome.ending is Ending.FAILED
+    assert outcome.message == "main-0 cannot start: no license"
+    assert fixture.events("LearnerStarted") == []
+
+
 @pytest.mark.usefixtures("one_gpu")
 async def test_a_worker_on_the_learners_gpu_starts_after_it(fixture):
     fixture.tell("stall")
