@@ -168,7 +168,7 @@ class FileTail:
 
     def read(self) -> bytes:
         """Return the lines since the last call, each with its end; empty if there is no file."""
-        if not self._path.exists():
+        if not self._path.is_file():  # a pipe would keep its reader waiting
             return b""
         with self._path.open("rb") as written:
             written.seek(self._offset_bytes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -242,3 +243,10 @@ def test_a_file_that_comes_later_is_read_from_its_start(tmp_path):
 def test_a_run_has_failed_if_nothing_began_again_since(kinds, failure):
     events = [replace(EVENT, kind=kind, message=f"{kind} {at}") for at, kind in enumerate(kinds)]
     assert failure_of(events) == failure
+
+
+def test_a_pipe_in_place_of_the_records_is_an_empty_run(tmp_path):
+    os.mkfifo(tmp_path / "metrics.jsonl")
+    held = os.open(tmp_path / "metrics.jsonl", os.O_RDWR)  # or a reader would wait here
+    assert read_metrics(tmp_path).steps == ()
+    os.close(held)
