@@ -144,6 +144,8 @@ class WeightFileServer(ThreadingHTTPServer):
         self._lock = threading.Lock()
         self._sent_bytes: Counter[str] = Counter()
         self._num_connections = 0
+        self._strangers: dict[tuple[Any, ...], socket.socket] = {}
+        """Connections that have shown no key yet, the oldest first, by the caller's address."""
         host, port = address
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         super().__init__((host.strip("[]"), port), handler or Handler)
@@ -163,8 +165,11 @@ class WeightFileServer(ThreadingHTTPServer):
         while self._num_connections and time.monotonic() < deadline_s:
             time.sleep(0.01)
 
-    def secure(self, connection: socket.socket) -> socket.socket:
-        """Return the connection with TLS, by the certificate that the files hold now."""
+    def secure(self, connection: socket.socket, client_address: Any) -> socket.socket:
+        """Return the connection with TLS, by the certificate that the files hold now.
+
+        The first read shakes hands.
+        """
         if self._certificates is None:
             return connection
         try:
@@ -172,13 +177,25 @@ class WeightFileServer(ThreadingHTTPServer):
         except OSError as error:
             _LOGGER.warning("the certificate in use stays: %s", error)
         assert self._context is not None
-        return self._context.wrap_socket(connection, server_side=True)
+        with self._lock:  # the plain socket is none afterwards, and could not be shut down
+            secured = self._context.wrap_socket(
+                connection, server_side=True, do_handshake_on_connect=False
+            )
+            if client_address in self._strangers:
+                self._strangers[client_address] = secured
+        return secured
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Handle a connection in a thread; close it if there are too many."""
+        """Handle a connection in a thread; of too many the oldest without a key gives way."""
         with self._lock:
             has_room = self._num_connections < MAX_WEIGHT_CONNECTIONS
-            self._num_connections += has_room
+            if not has_room and (has_room := bool(self._strangers)):
+                oldest = self._strangers.pop(next(iter(self._strangers)))
+                with contextlib.suppress(OSError):
+                    oldest.shutdown(socket.SHUT_RDWR)
+            if has_room:
+                self._num_connections += 1
+                self._strangers[client_address] = request
         if has_room:
             super().process_request(request, client_address)
         else:
@@ -190,6 +207,12 @@ class WeightFileServer(ThreadingHTTPServer):
         finally:
             with self._lock:
                 self._num_connections -= 1
+                self._strangers.pop(client_address, None)
+
+    def keep(self, client_address: Any) -> None:
+        """Let a connection that has shown the key stay to its end."""
+        with self._lock:
+            self._strangers.pop(client_address, None)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Log an error of a connection; one that breaks is nothing special."""
@@ -208,7 +231,9 @@ class Handler(BaseHTTPRequestHandler):
     def setup(self) -> None:
         """Begin with TLS, if there is any."""
         self.request.settimeout(self.timeout)
-        self.request = self.server.secure(cast("socket.socket", self.request))
+        self.request = self.server.secure(
+            cast("socket.socket", self.request), self.client_address
+        )
         super().setup()
 
     def finish(self) -> None:
@@ -223,6 +248,7 @@ class Handler(BaseHTTPRequestHandler):
         if keys and role_of(self.headers.get(AUTHORIZATION, ""), keys) is None:
             self._refuse(HTTPStatus.UNAUTHORIZED, "show the key of the run's workers")
             return
+        self.server.keep(self.client_address)
         found = FILE_PATH.fullmatch(self.path)
         wanted = _RANGE.fullmatch(self.headers.get("Range", "bytes=0-"))
         if found is None or wanted is None:

@@ -229,11 +229,14 @@ async def test_over_tls_only_a_worker_of_the_run_is_let_in_and_a_new_certificate
         assert await answer(worker) == (206, CONTENT)
 
 
-@pytest.fixture
-def server_in_thread(tmp_path):
+@pytest.fixture(params=[None])
+def server_in_thread(tmp_path, request):
     (tmp_path / "now" / "0").mkdir(parents=True)
     (tmp_path / FULL_PATH[1:]).write_bytes(CONTENT)
-    server = WeightFileServer(tmp_path, ("127.0.0.1", 0), {}, None)
+    if request.param:
+        write_certificates(tmp_path / request.param, ["localhost"])
+    certificates = request.param and CertificateFolder(tmp_path / request.param)
+    server = WeightFileServer(tmp_path, ("127.0.0.1", 0), {}, certificates)
     threading.Thread(target=server.serve_forever, args=(0.01,)).start()
     yield server
     server.shutdown()
@@ -249,18 +252,23 @@ def test_a_caller_that_stops_reading_is_given_up(server_in_thread, monkeypatch):
     transfer.connection.close()
 
 
-def test_a_connection_too_many_is_closed_and_later_ones_are_served(server_in_thread, monkeypatch):
+@pytest.mark.parametrize("server_in_thread", [None, "tls"], indirect=True)
+def test_a_connection_that_has_shown_no_key_gives_way_and_one_that_has_does_not(
+    server_in_thread, monkeypatch, tmp_path
+):
     monkeypatch.setattr(server_module, "MAX_WEIGHT_CONNECTIONS", 1)
-    address = f":{server_in_thread.server_address[1]}"
-    with socket.create_connection(("127.0.0.1", server_in_thread.server_address[1])):
-        deadline_s = time.monotonic() + DEADLINE_S
-        while not server_in_thread._num_connections and time.monotonic() < deadline_s:
-            time.sleep(0.01)
-        with pytest.raises((OSError, http.client.HTTPException)):
-            Transfer(address, FULL_PATH)
-    while server_in_thread._num_connections and time.monotonic() < deadline_s:
-        time.sleep(0.01)
-    assert Transfer(address, FULL_PATH).rest() == CONTENT
+    port = server_in_thread.server_address[1]
+    folder = tmp_path / "tls"
+    options = {"tls": folder, "host": "localhost"} if folder.exists() else {}
+    with socket.create_connection(("127.0.0.1", port)) as stranger:
+        stranger.settimeout(DEADLINE_S)
+        begun = Transfer(f":{port}", FULL_PATH, **options)
+        assert stranger.recv(1) == b""
+    with pytest.raises((OSError, http.client.HTTPException)):
+        Transfer(f":{port}", FULL_PATH, **options)
+    assert begun.rest() == CONTENT
+    server_in_thread.wait_for_transfers(DEADLINE_S)
+    assert Transfer(f":{port}", FULL_PATH, **options).rest() == CONTENT
 
 
 PARENT = textwrap.dedent("""
