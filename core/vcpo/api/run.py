@@ -60,6 +60,9 @@ _CHECKPOINT_STORAGE_GIBIBYTES: Final = 50
 MAX_VLLM_TEMPERATURE: Final = 2.0
 """Highest temperature that `vllm.SamplingParams` takes (vLLM 0.32); it refuses a request above."""
 
+MAX_GROUPS: Final = 8
+"""Most rollout groups of a run."""
+
 _Labels = Annotated[dict[str, Annotated[str, Field(max_length=63)]], Field(max_length=64)]
 _Annotations = Annotated[dict[str, Annotated[str, Field(max_length=65_536)]], Field(max_length=64)]
 
@@ -116,7 +119,9 @@ class VCPORunSpec(Section):
     learner: Learner = Learner()
     rollouts: Annotated[
         tuple[RolloutGroup, ...],
-        Field(min_length=1, max_length=8, json_schema_extra={"x-kubernetes-list-type": "map"}),
+        Field(
+            min_length=1, max_length=MAX_GROUPS, json_schema_extra={"x-kubernetes-list-type": "map"}
+        ),
     ] = (RolloutGroup(name="main"),)
     """Groups of rollout workers, each with a unique name."""
 

@@ -9,13 +9,14 @@ fills in the defaults inside. So the rules of sections pass where a field is abs
 Where a text is at fault, the rule's `messageExpression` adds it to the message. A number cannot be
 added: the API server takes the cost of `string(...)` for infinite and refuses the whole definition
 (https://github.com/kubernetes/kubernetes/issues/124234). The same holds for an item of a filtered
-list. The operator's own checks, which run after these, say all values.
+list, so there is a rule for each place of a group. The operator's own checks, which run after
+these, say all values.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from enum import StrEnum
 from typing import Final, NotRequired, TypedDict
 
@@ -25,7 +26,7 @@ from vcpo.algo.methods import LOSS_CONFIGS
 from vcpo.api.algorithm import Algorithm
 from vcpo.api.environments import BUILT_IN, BUILT_IN_REWARDS
 from vcpo.api.fields import IMPORT_PATH
-from vcpo.api.run import BASELINES_OF_PAIRS
+from vcpo.api.run import BASELINES_OF_PAIRS, MAX_GROUPS
 from vcpo.api.tracking import SINKS_BY_FIELD, SinkName
 from vcpo.api.workloads import EngineName
 
@@ -117,19 +118,23 @@ def _immutable_optional_field_rule(field: str, *, is_text: bool = True) -> Rule:
     return made
 
 
-ROOT: Final = (
-    _rule(
-        rule="size(self.metadata.name) <= 40",
-        message="`metadata.name` may not be longer than 40 characters",
-    ),
-)
-
-
 def _baseline_among(baselines: Collection[Baseline], section: str) -> str:
     methods = [method for method, config in LOSS_CONFIGS.items() if config.baseline in baselines]
     given = f"{section}.baseline in {_words(baselines)}"
     own = f"{section}.method in {_words(methods)}"
     return f"(has({section}.baseline) ? {given} : {own})"
+
+
+def _group_rules(field: str, relation: str, sign: str, other: str) -> Iterator[Rule]:
+    """Yield a rule for each place in the list of groups, so that its message names the group."""
+    for place in range(MAX_GROUPS):
+        group = f"self.rollouts[{place}]"
+        yield _rule(
+            rule=f"size(self.rollouts) <= {place} || !has({group}.{field})"
+            f" || {group}.{field} {sign} self.{other}",
+            message=f"`rollouts[{place}].{field}` must be {relation} `{other}`",
+            at="rollouts",
+        )
 
 
 _OF_BATCH: Final = [one for one, each in LOSS_CONFIGS.items() if each.baseline_scope == "batch"]
@@ -154,20 +159,8 @@ SPEC: Final = (
         " that of a batch with several prompts",
         at="batch.trajectoriesPerPrompt",
     ),
-    _rule(
-        rule="self.rollouts.all(group,"
-        " group.maxConcurrentSequences >="
-        " self.batch.trajectoriesPerPrompt)",
-        message="`maxConcurrentSequences` of each rollout group must be at least"
-        " `batch.trajectoriesPerPrompt`",
-        at="rollouts",
-    ),
-    _rule(
-        rule="self.rollouts.all(group,"
-        " !has(group.maxModelLen) || group.maxModelLen > self.sampling.maxNewTokens)",
-        message="`maxModelLen` of each rollout group must be more than `sampling.maxNewTokens`",
-        at="rollouts",
-    ),
+    *_group_rules("maxConcurrentSequences", "at least", ">=", "batch.trajectoriesPerPrompt"),
+    *_group_rules("maxModelLen", "more than", ">", "sampling.maxNewTokens"),
     _rule(
         rule="!has(self.algorithm.onPolicyProbability) || has(self.batch.promptPool)",
         message="`batch.promptPool` must be given where `algorithm.onPolicyProbability` is",

@@ -94,6 +94,7 @@ def _columns() -> list[dict[str, Any]]:
 def _schema() -> Schema:
     document = structural(json_schema())
     spec = document["properties"]["spec"]
+    name = document["properties"]["metadata"]["properties"]["name"]
     fields = spec["properties"]
     spec["x-kubernetes-validations"] = [*rules.SPEC]
     fields["algorithm"]["x-kubernetes-validations"] = [*rules.ALGORITHM]
@@ -119,11 +120,13 @@ def _schema() -> Schema:
         "properties": {
             "apiVersion": {"type": "string", "description": "Version of this format."},
             "kind": {"type": "string", "description": "Kind of this object."},
-            "metadata": {"type": "object"},
+            "metadata": {
+                "type": "object",
+                "properties": {"name": {"type": "string", "maxLength": name["maxLength"]}},
+            },
             "spec": spec,
             "status": structural(status_schema()),
         },
-        "x-kubernetes-validations": [*rules.ROOT],
     }
 
 

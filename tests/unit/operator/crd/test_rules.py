@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from tests.fakes.kubernetes.objects.schema import Schema
 from tests.fixtures.broken_specs import BROKEN_SPECS
 from tests.fixtures.operator.runs import document
 from tests.fixtures.operator.stored_runs import SCHEMA, stored_run
@@ -137,7 +138,18 @@ def test_what_a_cluster_can_have_breaks_no_rule(spec: dict[str, Any]):
 )
 def test_a_name_may_have_dots_and_digits_but_not_more_than_40_characters(name: str, refused: int):
     body = {**stored_run({}), "metadata": {"name": name}}
-    assert len([each for each in complaints(SCHEMA, body) if "metadata.name" in each]) == refused
+    causes = Schema(SCHEMA).violations(body, None)
+    assert [each.field for each in causes] == ["metadata.name"] * refused
+
+
+def test_a_group_with_too_few_places_is_named():
+    groups = [{"name": "a"}, {"name": "b", "maxConcurrentSequences": 4, "maxModelLen": 8}]
+    size = {"trajectoriesPerPrompt": 8}
+    (places, length) = problems(rollouts=groups, batch=size)
+    assert places == (
+        "`rollouts[1].maxConcurrentSequences` must be at least `batch.trajectoriesPerPrompt`"
+    )
+    assert length == "`rollouts[1].maxModelLen` must be more than `sampling.maxNewTokens`"
 
 
 @pytest.mark.parametrize(
