@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final
 
 from vcpo.api.cluster import StorageRetention, Transport
-from vcpo_operator.children.learner import learner_stateful_set
+from vcpo_operator.children.learner import learner_needs, learner_stateful_set
 from vcpo_operator.children.manifest import Child, Kind, Manifest, Parent, build_child
 from vcpo_operator.children.network import OperatorDefaults, network_policy
+from vcpo_operator.children.pod_template.resources import memory_note
 from vcpo_operator.children.revision import run_config_map
-from vcpo_operator.children.rollout import rollout_deployment
+from vcpo_operator.children.rollout import rollout_deployment, rollout_needs
 from vcpo_operator.names import (
     GROUP_LABEL,
     LEARNER_METRICS_PORT,
@@ -29,6 +30,16 @@ from vcpo_operator.names import (
     rollout_name,
     selector,
 )
+
+_NEEDS: Final = {Kind.STATEFUL_SET: learner_needs, Kind.DEPLOYMENT: rollout_needs}
+
+
+def memory_notes(parent: Parent, children: Iterable[Child]) -> Iterator[str]:
+    """Yield each memory limit below what the model needs, in sentences with the fix."""
+    for child in children:
+        if (needs := _NEEDS.get(child.kind)) is not None:
+            container = child.manifest["spec"]["template"]["spec"]["containers"][0]
+            yield from memory_note(child.name, container, needs(parent))
 
 
 def build_children(

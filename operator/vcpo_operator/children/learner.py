@@ -89,7 +89,7 @@ def _workload(parent: Parent, defaults: OperatorDefaults) -> Workload:
         threads=settings.threads,
         gpus=settings.gpus_per_replica or 0,
         gpus_by_default=0,
-        needs=_needs(parent),
+        needs=learner_needs(parent),
         affinity=_together(parent),
         variables=_rank_variables(parent),
         environment_secret=parent.run.spec.tracking.secret_name,
@@ -103,7 +103,7 @@ def _workload(parent: Parent, defaults: OperatorDefaults) -> Workload:
     )
 
 
-def _needs(parent: Parent) -> ModelNeeds | None:
+def learner_needs(parent: Parent) -> ModelNeeds | None:
     """Return what the model needs in a pod: copies for the next checkpoint, and a version.
 
     The copies are 12 bytes for each trained parameter, over all pods; the version is in the number

@@ -74,7 +74,7 @@ def _workload(parent: Parent, group: RolloutGroup, defaults: OperatorDefaults) -
         threads=group.threads,
         gpus=gpus,
         gpus_by_default=by_default,
-        needs=_needs(parent),
+        needs=rollout_needs(parent),
         affinity=near(own, "kubernetes.io/hostname") if is_packed else {},
         variables=[],
         environment_secret=None,
@@ -90,7 +90,7 @@ def _gpus(group: RolloutGroup) -> tuple[int, int]:
     return (group.gpus_asked, 0) if is_given else (0, group.gpus_asked)
 
 
-def _needs(parent: Parent) -> ModelNeeds | None:
+def rollout_needs(parent: Parent) -> ModelNeeds | None:
     """Return what the model needs in a worker's pod: it holds a version while it loads it."""
     spec = parent.run.spec
     if spec.model.size_billions is None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from vcpo.api import missing_gpus
-from vcpo_operator.children.family import skipped_monitor_note
+from vcpo_operator.children.family import memory_notes, skipped_monitor_note
 from vcpo_operator.children.manifest import Kind, Parent
 from vcpo_operator.children.network import OperatorDefaults
 from vcpo_operator.children.pod_template.template import moving_images
@@ -36,6 +36,7 @@ def _notes(
         yield note
     yield from missing_gpus(parent.run.spec)
     yield from moving_images(desired.children)
+    yield from memory_notes(parent, desired.children)
     if memory.unknown_fields:
         fields = ", ".join(f"`{name}`" for name in memory.unknown_fields)
         yield f"Fields of a newer definition are left out: {fields}; upgrade the operator."

@@ -95,6 +95,29 @@ def _defaults(has_devices: bool, gpus: int, needs: ModelNeeds | None) -> dict[st
     return {"requests": requests, "limits": limits}
 
 
+def memory_note(name: str, container: Mapping[str, Any], needs: ModelNeeds | None) -> Iterator[str]:
+    """Yield that a container's memory limit is below what its model needs, if it is, with the fix.
+
+    It is no error: what a model needs is an estimate.
+    """
+    limit = str(container["resources"].get("limits", {}).get("memory", ""))
+    if needs is not None and limit and _amount(limit) < needs.memory:
+        yield (
+            f"The memory limit {limit} of {name} is below the {gibibytes(needs.memory)} that a"
+            " model of `model.sizeBillions` needs: raise it in the template, or leave it out."
+        )
+
+
+def _amount(quantity: str) -> float:
+    found = _QUANTITY.match(quantity)
+    assert found is not None, quantity  # `quantity_problems` refuses others
+    number, unit = found[1], found[2] or ""
+    if unit[:1] in ("e", "E") and len(unit) > 1 and unit != "Ei":
+        return float(number + unit)
+    power = "num kMGTPE".index(unit[0].replace("K", "k")) - 3 if unit else 0
+    return float(number) * (1024 if unit.endswith("i") else 1000) ** power
+
+
 def quantity_problems(resources: Mapping[str, Any], path: str) -> Iterator[str]:
     """Yield what is no quantity among requests and limits, with its path and the fix."""
     for part in ("requests", "limits"):

@@ -11,6 +11,7 @@ from kubernetes.utils.quantity import parse_quantity
 
 from tests.fixtures.operator.runs import DEFAULTS, parent
 from vcpo_operator.children import Kind, build_children
+from vcpo_operator.children.family import memory_notes
 from vcpo_operator.children.pod_template.overlay import merge_template
 from vcpo_operator.children.pod_template.resources import with_defaults
 
@@ -176,6 +177,22 @@ def test_without_gpus_request_and_limit_hold_what_the_model_needs_and_its_shared
         assert asked["limits"] == {"memory": f"{limit or needed}Gi"}
         (shared,) = (each for each in pod["volumes"] if each["name"] == "shared-memory")
         assert int(shared["emptyDir"]["sizeLimit"].removesuffix("Gi")) < (limit or needed)
+
+
+@pytest.mark.parametrize(
+    ("limit", "is_told"),
+    [
+        *(("8Gi", True), ("9G", True), ("9e9", True), ("8589934592000m", True)),
+        *(("32Gi", False), ("1Ti", False), ("64000M", False), (None, False)),
+    ],
+)
+def test_a_memory_limit_below_what_the_model_needs_is_told(limit, is_told):
+    resources = {} if limit is None else {"resources": {"limits": {"memory": limit}}}
+    template = {"spec": {"containers": [{"name": "learner", **resources}]}}
+    run = parent(model={"name": "m", "sizeBillions": 0.5}, learner={"template": template})
+    told = list(memory_notes(run, build_children(run, DEFAULTS)))
+    expected = f"The memory limit {limit} of demo-learner is below the 15Gi that a model of"
+    assert [each.startswith(expected) for each in told] == [True] * is_told
 
 
 def test_a_container_that_the_user_adds_is_left_as_it_is():
