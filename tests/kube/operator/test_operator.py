@@ -2,6 +2,8 @@
 
 import asyncio
 import dataclasses
+import math
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -14,12 +16,15 @@ from tests.fixtures.operator.operator import (
     ON_THE_FAKE,
     PODS,
     RUN,
+    RUNS,
     USER_AGENT,
     operator_fixture,
     run_body,
     signals,
     whole_operator,
 )
+from vcpo.wire.phase import RunPhase
+from vcpo_operator.decisions.status import PROGRESS_PERIOD_S
 from vcpo_operator.reconcile.memory import REFUSED_S
 
 
@@ -210,6 +215,51 @@ async def test_a_template_that_the_server_refuses_is_not_accepted_and_warned_of_
     await operator.settle()
     told = [each["message"] for each in await operator.events() if each["reason"] == reason]
     assert told == [f"Accepted: {message}"]
+
+
+STATES = ("complete", "suspended", "pending")
+
+
+async def reconcile_due(operator, due):
+    """Reconcile each run whose time has come, at a fresh view."""
+    await operator.backend.refresh()
+    for key in [key for key, at_s in due.items() if at_s <= operator.now_s]:
+        is_complete = key.name.startswith("complete")
+        operator.connections.signals = signals(RunPhase.COMPLETE, step=10) if is_complete else None
+        wait_s = (await operator.reconciler.reconcile(key)).requeue_after_s
+        due[key] = math.inf if wait_s is None else operator.now_s + wait_s
+    await operator.backend.wait_until_settled()
+
+
+@ON_THE_FAKE
+async def test_of_60_runs_at_rest_each_costs_a_read_a_minute_at_most_and_a_complete_one_none(
+    operator,
+):
+    keys = [operator.key_of(f"{state}-{number}") for number in range(10, 30) for state in STATES]
+    for key in keys:
+        body = run_body(key.name, suspend=key.name.startswith("suspended"))
+        await operator.client.create(RUNS, body)
+    for _ in range(4):
+        operator.now_s += PROGRESS_PERIOD_S
+        await reconcile_due(operator, dict.fromkeys(keys, 0.0))
+    runs = (await operator.client.get(RUNS))["items"]
+    shown = Counter((run["metadata"]["name"][:-3], run["status"]["reason"]) for run in runs)
+    assert shown == {
+        ("complete", "Complete"): 20,
+        ("suspended", "Suspended"): 20,
+        ("pending", "Initializing"): 20,
+    }
+    assert [each for each in operator.server.recorder if each.user_agent == USER_AGENT]
+    operator.server.recorder.clear()
+    due, start_s = dict.fromkeys(keys, 0.0), operator.now_s
+    while operator.now_s < start_s + 120.0:
+        await reconcile_due(operator, due)
+        operator.now_s += 15.0
+    calls = [each for each in operator.server.recorder if each.user_agent == USER_AGENT]
+    assert {each.verb for each in calls} <= {"get"}
+    reads = Counter(key.name for key in keys for each in calls if each.name.startswith(key.name))
+    assert not [name for name in reads if name.startswith("complete")]
+    assert max(reads.values(), default=0) <= 2
 
 
 @ON_THE_FAKE

@@ -14,7 +14,6 @@ from tests.fixtures.operator.operator import (
     DEFINITIONS,
     KEY,
     RUN,
-    USER_AGENT,
     OperatorFixture,
     operator_fixture,
     signals,
@@ -269,25 +268,6 @@ async def test_a_field_of_a_newer_definition_is_left_out_and_told_while_the_run_
     assert status == "True"
     assert "left out: `spec.rollouts.0.colour`, `spec.colour`; upgrade the operator" in message
     assert set(await operator.objects()) == MADE
-
-
-@pytest.mark.parametrize(("state", "most"), [("complete", 0), ("suspended", 6), ("pending", 6)])
-async def test_a_run_at_rest_costs_a_read_a_minute_at_most(
-    operator: OperatorFixture, state: str, most: int
-):
-    await operator.create(suspend=state == "suspended")
-    await operator.settle()
-    operator.connections.signals = COMPLETE if state == "complete" else None
-    await operator.settle_with_progress()
-    operator.server.recorder.clear()
-    start_s, waits_s = operator.now_s, []
-    while operator.now_s < start_s + 360.0:
-        waits_s.append((await operator.reconcile()).requeue_after_s or 0.0)
-        operator.now_s += waits_s[-1]
-    calls = [each for each in operator.server.recorder if each.user_agent == USER_AGENT]
-    assert {each.verb for each in calls} <= {"get"}
-    assert len(calls) <= most
-    assert min(waits_s) >= 15.0
 
 
 async def test_a_run_that_collapsed_says_so_in_its_conditions_events_and_log(
