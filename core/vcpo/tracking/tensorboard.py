@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from vcpo.api.tracking import Sink as SinkSettings
 from vcpo.api.tracking import SinkName
-from vcpo.records.journal import EvaluationRecord, EventRecord
+from vcpo.records.journal import EvaluationRecord, EventRecord, read_metrics
 from vcpo.records.step_record import StepRecord
 from vcpo.tracking.scalars import evaluation_scalars, step_scalars
 from vcpo.tracking.sink import TITLE, TrackedRun, table_page, table_rows
@@ -41,7 +41,9 @@ class TensorBoardSink:
                 earlier.unlink()
         files = sorted(folder.glob(_FILES))
         self._settings, self._tracked = settings, tracked
-        self._last_step = 0 if tracked.is_copy else int(tracked.known(SinkName.TENSORBOARD) or 0)
+        known = "" if tracked.is_copy else tracked.known(SinkName.TENSORBOARD) or ""
+        step, _, self._last_time = known.partition(" ")
+        self._last_step = int(step or 0)
         # Names end in the second of their creation, which two starts may share.
         suffix = f"{len(files):08d}{_COPY if tracked.is_copy else ''}"
         folder.mkdir(parents=True, exist_ok=True)
@@ -55,6 +57,10 @@ class TensorBoardSink:
         self._text("run", f"```json\n{text}\n```", self._last_step, time.time())
 
     def sent_steps(self) -> Collection[int]:
+        steps = {each.step: each for each in read_metrics(self._tracked.run_dir).steps}
+        last = steps.get(self._last_step)
+        if last is None or repr(last.time_unix_s) != self._last_time:
+            return ()  # a restart has undone it, and nobody knows how many steps before it
         return range(1, self._last_step + 1)
 
     def step(self, record: StepRecord) -> None:
@@ -63,7 +69,7 @@ class TensorBoardSink:
         self._last_step = record.step
         self._scalars(step_scalars(record), record.step, record.time_unix_s)
         if not self._tracked.is_copy:
-            self._tracked.keep(SinkName.TENSORBOARD, str(record.step))
+            self._tracked.keep(SinkName.TENSORBOARD, f"{record.step} {record.time_unix_s!r}")
 
     def evaluation(self, record: EvaluationRecord) -> None:
         self._scalars(evaluation_scalars(record), record.step, record.time_unix_s)

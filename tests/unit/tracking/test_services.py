@@ -96,6 +96,18 @@ def test_tensorboard_shows_the_newest_history(tmp_path):
     assert tensorboard_texts(tmp_path / "tensorboard")["events/CheckpointSaved"] == "step 1"
 
 
+def test_steps_that_were_taken_again_before_tensorboard_was_opened_are_the_new_ones(tmp_path):
+    settings, journal = Sink(name=SinkName.TENSORBOARD), Journal(tmp_path)
+    for record in steps(1, 4, reward=0.25):
+        journal.step(record)
+    send(settings, tmp_path)
+    for record in steps(2, 3, reward=0.5):
+        journal.step(dataclasses.replace(record, time_unix_s=900.0))  # of a clock set back
+    send(settings, tmp_path)
+    shown = tensorboard_scalars(tmp_path / "tensorboard")[REWARD]
+    assert shown == {1: 0.25, 2: 0.5, 3: 0.5}
+
+
 def test_weights_and_biases_continues_one_run_and_keeps_the_first_history(tmp_path):
     train_fall_back_and_train(Sink(name=SinkName.WANDB, mode="offline"), tmp_path)
     ids = set(wandb_ids(tmp_path / "wandb"))

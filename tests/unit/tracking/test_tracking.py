@@ -196,11 +196,11 @@ def test_every_step_of_the_journal_is_in_the_service_after_a_kill(tmp_path):
         journal.step(step(number, reward_mean=number / 64))
     died = start()
     mark = tmp_path / "tracking" / "tensorboard.id"
-    wait_until(lambda: mark.exists() and int(mark.read_text()) >= 8)
+    wait_until(lambda: mark.exists() and int(mark.read_text().split()[0]) >= 8)
     died.send_signal(signal.SIGKILL)
     died.communicate()
     follower = start()
-    wait_until(lambda: mark.read_text() == "16")
+    wait_until(lambda: mark.read_text().split()[0] == "16")
     for number in range(17, 25):
         journal.step(step(number, reward_mean=number / 64))
     follower.communicate()  # ends its input, as the end of a learner does
