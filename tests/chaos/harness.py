@@ -44,7 +44,7 @@ _INJECTORS = {**wire_faults.INJECTORS, **machine_faults.INJECTORS}
 _KINDS_BAR = 35
 _ZERO = (
     *("lost", "double_trained", "mislabelled", "wrongly_dropped", "wrong_steps"),
-    *("unexpected_ends", "hangs", "silent", "orphans"),
+    *("wrong_records", "unexpected_ends", "hangs", "silent", "orphans"),
 )
 """Fields that must be zero."""
 _LEAST_TO_JUDGE = 2
@@ -162,7 +162,9 @@ class Chaos:
         self.check_labels()
         self.check_steps()
 
-    def result(self, verdict: Verdict, orphans: Sequence[str], seconds: float) -> dict[str, Any]:
+    def result(
+        self, verdict: Verdict, records: Sequence[str], orphans: Sequence[str], seconds: float
+    ) -> dict[str, Any]:
         """What the last line says."""
         mislabelled = {*verdict.mislabelled, *self.wrong_labels}
         unexpected = unexpected_ends(self.run.ends, self.windows)
@@ -174,6 +176,7 @@ class Chaos:
             "mislabelled": len(mislabelled),
             "wrongly_dropped": len(verdict.wrongly_dropped),
             "wrong_steps": len(self.steps.wrong),
+            "wrong_records": len(records),
             "unexpected_ends": len(unexpected),
             "hangs": len(self.hangs),
             "silent": len(self.silent),
@@ -199,6 +202,7 @@ class Chaos:
                 "mislabelled": sorted(mislabelled)[:5],
                 "wrongly_dropped": list(verdict.wrongly_dropped[:5]),
                 "wrong_steps": self.steps.wrong[:5],
+                "wrong_records": list(records[:5]),
                 "unexpected_ends": unexpected[:5],
                 "hangs": self.hangs,
                 "silent": self.silent,
@@ -211,6 +215,8 @@ async def chaos(
     folder: Path, run_dir: Path, faults: Sequence[Fault], *, seed: int, minutes: float
 ) -> dict[str, Any]:
     """Run a schedule; what came of it."""
+    from tests.chaos.records import wrong_records  # it loads torch
+
     started_s = time.monotonic()
     async with LiveRun(folder, run_dir) as run:
         # It loads torch, which takes seconds; the processes start meanwhile.
@@ -223,8 +229,10 @@ async def chaos(
             played.hangs.append("the learner does not end")
         orphans = run.leftovers()
         played.check()
-        verdict = judge(*run.lines(), terms=TERMS, damages=run.damages)
-    return played.result(verdict, orphans, time.monotonic() - started_s)
+        learners, workers = run.lines()
+        verdict = judge(learners, workers, terms=TERMS, damages=run.damages)
+        records = wrong_records(run.run_dir, run.payloads, learners)
+    return played.result(verdict, records, orphans, time.monotonic() - started_s)
 
 
 def _checks(run: LiveRun) -> tuple[LabelCheck, StepCheck]:

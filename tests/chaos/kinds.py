@@ -38,6 +38,7 @@ class Kind(StrEnum):
     LEARNER_KILLED_AT_SAVE = "learner_killed_at_save"
     LEARNER_KILLED_AT_PUBLISH = "learner_killed_at_publish"
     LEARNER_TERMINATED = "learner_terminated"
+    ROLLED_BACK = "learner_rolled_back"
 
     SERVER_KILLED = "weight_server_killed"
     SERVER_STOPPED = "weight_server_stopped"
@@ -60,6 +61,7 @@ SHORT: Final = frozenset(
         *(Kind.DELAYED, Kind.THROTTLED, Kind.CORRUPTED, Kind.SWALLOWED, Kind.TORN, Kind.CUT),
         *(Kind.RENEWED, Kind.WRONG_WEIGHTS, Kind.CLOCK_BACK, Kind.CLOCK_FORTH),
         *(Kind.JOURNAL_TORN, Kind.WORKER_KILLED_AT_SUBMIT, Kind.LEARNER_KILLED_AT_COMMIT),
+        Kind.ROLLED_BACK,
     }
 )
 """Kinds of which each takes a second or two, and one restart of a learner and of a worker."""

@@ -17,18 +17,21 @@ from typing import Any
 import xxhash
 
 from tests.chaos.wall_clock import CLOCK_VARIABLE, WallClock
-from tests.chaos.witness import PAYLOADS_VARIABLE, Witness, content_digest
+from tests.chaos.witness import PAYLOADS_VARIABLE, ROLL_BACK, Witness, content_digest
+from vcpo.algo.health.guards import RollbackNeed
 from vcpo.wire.trajectory import Trajectory
 from vcpo.wire.v1 import ledger_pb2
 from vcpo.wire.v1.policy_pb2 import PolicyManifest
 from vcpo_learner import app
-from vcpo_learner.checkpoints.folder import CheckpointFolder
+from vcpo_learner.checkpoints.folder import Checkpoint, CheckpointFolder
 from vcpo_learner.command import main
 from vcpo_learner.ledger import redo_log
 from vcpo_learner.ledger.ledger import TrajectoryLedger
 from vcpo_learner.training.policy_on_ranks import PolicyOnRanks
 from vcpo_learner.training.recovery import Recovery
+from vcpo_learner.training.rollback import Rollback
 from vcpo_learner.update.policy_update import PolicyUpdate
+from vcpo_learner.update.run_health import RunHealth
 from vcpo_learner.weights.store import PolicyStore
 
 _LETTING_GO = (
@@ -54,6 +57,11 @@ def watch(witness: Witness, payloads: Path) -> None:
     TrajectoryLedger.drop_late = _watched_drop_late(witness)
     TrajectoryLedger.set_aside = _watched_set_aside(witness)
     Recovery.resume = _watched_resume(witness)
+    Rollback._go_back_to = watched_rollback(witness)
+    need = RunHealth.rollback_need.fget
+    RunHealth.rollback_need = property(
+        lambda health: RollbackNeed.DUE if witness.takes(ROLL_BACK) else need(health)
+    )
 
 
 def _watched_begin(witness: Witness) -> Callable[..., Any]:
@@ -82,7 +90,8 @@ def _watched_finish(witness: Witness) -> Callable[..., Any]:
         # Pairs, so that a response that stands in a batch twice is seen twice.
         content = [(each.trajectory_id, digest_of(each)) for each in pending.trajectories]
         fresh = [each.trajectory_id for each in newest]
-        witness.say("trained", version=pending.policy_version, content=content, fresh=fresh)
+        said = {"content": content, "fresh": fresh, "rate": result.learning_rate_backoff}
+        witness.say("trained", version=pending.policy_version, **said)
         return result
 
     return watched
@@ -180,6 +189,18 @@ def _watched_resume(witness: Witness) -> Callable[[Recovery], int]:
         witness.say("resumed", step=step, ids=sorted(held))
         witness.die_at("resume")
         return step
+
+    return watched
+
+
+def watched_rollback(witness: Witness) -> Callable[..., Any]:
+    """The witness says from which step to which one a run went back."""
+    go_back = Rollback._go_back_to
+
+    @wraps(go_back)
+    async def watched(self: Rollback, checkpoint: Checkpoint) -> None:
+        await go_back(self, checkpoint)
+        witness.say("rolled_back", step=self._step, to=checkpoint.step)
 
     return watched
 

@@ -68,6 +68,7 @@ spec:
   checkpoint: {{everySteps: 10}}
   lease: {{timeoutSeconds: {TERMS.lease_timeout_s:g}}}
   learner: {{threads: 1}}
+  tracking: {{sinks: [{{name: tensorboard}}]}}
   rollouts:
     - {{name: main, minReplicas: 2, maxReplicas: 2, maxConcurrentSequences: 16, threads: 1}}
 """
@@ -141,7 +142,8 @@ class LiveRun:
         for name in ("logs", "witness", "orders", "ready", "payloads", "clocks"):
             (self.folder / name).mkdir()
         self.run_dir.mkdir(exist_ok=True)
-        (self.folder / "run.yaml").write_text(SPEC)
+        for path in (self.folder / "run.yaml", self.run_dir / "spec.yaml"):
+            path.write_text(SPEC)
         self.certificates = RunCertificates(self.folder / "tls")
         self.proxy = TcpProxy(self.port)
         await self.proxy.__aenter__()

@@ -18,6 +18,7 @@ from tests.chaos.answers import Damage
 from tests.chaos.fault import Injected, NotInjectedError
 from tests.chaos.kinds import Kind
 from tests.chaos.live_run import LiveRun, Service, holds
+from tests.chaos.witness import ROLL_BACK
 from vcpo.api import load_run
 from vcpo.records.journal import EVENTS_FILE, METRICS_FILE
 from vcpo.service.lifecycle import CANNOT_START, DRAINED
@@ -85,6 +86,18 @@ async def terminate_learner(run: LiveRun, _: random.Random) -> Injected:
     status = await learner.ended(_START_S)
     sign = "it ends with a status of its own, of a drained run"
     return Injected(what=f"{learner.name} terminated", sign=sign, is_shown=status == DRAINED)
+
+
+async def roll_back(run: LiveRun, _: random.Random) -> Injected:
+    """The run goes back to its last good checkpoint, as after a collapse."""
+    learner, since = await _serving_learner(run), run.mark()
+    _order(learner.order, ROLL_BACK)
+    if not await run.told(since, r"RolledBack: |NotRolledBack: ") or run.is_told(
+        since, "NotRolled"
+    ):
+        learner.order.unlink(missing_ok=True)
+        raise NotInjectedError("no checkpoint is old enough")
+    return Injected(what="rolled back", sign="the event RolledBack")
 
 
 async def stop_worker(run: LiveRun, draw: random.Random) -> Injected:
@@ -448,6 +461,7 @@ INJECTORS: Final[Mapping[Kind, Inject]] = {
     Kind.LEARNER_KILLED_AT_SAVE: at_point(["save", "saved"], of_learner=True),
     Kind.LEARNER_KILLED_AT_PUBLISH: at_point(["publish", "published"], of_learner=True),
     Kind.LEARNER_TERMINATED: terminate_learner,
+    Kind.ROLLED_BACK: roll_back,
     Kind.DISK_FULL: fill_disk,
     Kind.DISK_READ_ONLY: make_checkpoints_read_only,
     Kind.DISK_READ_ONLY_AT_START: start_on_read_only_disk,

@@ -10,25 +10,36 @@ from collections import deque
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from unittest.mock import AsyncMock, MagicMock
 
 import pytest
 import torch
-from safetensors.torch import save_file
+import xxhash
+from safetensors.torch import save
 
 from tests.chaos import live_run, wire_faults
 from tests.chaos.answers import ANSWERS, End, Part, Window, unexpected_ends
 from tests.chaos.drops import MAY_DROP, Drop, Facts, Granted, Terms, complaint
 from tests.chaos.kinds import Kind
-from tests.chaos.learner import digest_of, waiting_ids, watched_apply
+from tests.chaos.learner import digest_of, waiting_ids, watched_apply, watched_rollback
 from tests.chaos.live_run import SPEC, LiveRun
 from tests.chaos.pace import Pace, Silence
 from tests.chaos.recorder import judge, read_lines, write_message
+from tests.chaos.records import wrong_export, wrong_rollbacks, wrong_steps_sent
 from tests.chaos.steps import TOLERANCE, StepCheck
 from tests.chaos.wall_clock import WallClock
 from tests.chaos.witness import Witness
 from tests.fixtures.learner.dispatcher import TIMEOUT_S, ManualClock, make_ledger, make_trajectories
+from tests.fixtures.records import STEP
+from vcpo.algo.health.rate_backoff import RateBackoff
 from vcpo.api import load_run
+from vcpo.api.tracking import Sink, SinkName
+from vcpo.records.journal import Journal
 from vcpo.records.reasons import DropReason
+from vcpo.tracking.follow import follow
+from vcpo.tracking.services import open_sink
+from vcpo.tracking.sink import TrackedRun
+from vcpo.tracking.tensorboard import TensorBoardSink
 from vcpo.wire.trajectory import FinishReason, Trajectory, VersionSpan, trajectory_to_message
 from vcpo.wire.v1 import ledger_pb2
 from vcpo_learner.checkpoints.folder import CheckpointFolder, state_bytes
@@ -36,6 +47,8 @@ from vcpo_learner.ledger.ledger import TrajectoryLedger
 from vcpo_learner.optimizer.policy_optimizer import PolicyOptimizer
 from vcpo_learner.ranks.environment import RankEnvironment
 from vcpo_learner.training.policy_on_ranks import PolicyOnRanks
+from vcpo_learner.training.rollback import Rollback
+from vcpo_learner.update.policy_update import PolicyUpdate
 
 TERMS = Terms(max_policy_lag_steps=4, prompts_per_step=2, group_size=2, lease_timeout_s=TIMEOUT_S)
 
@@ -246,12 +259,18 @@ class RecordedRun:
         batch = list(responses(self.policy.model, version))
         self.sent |= {each.trajectory_id: encoded(each) for each in batch}
         groups = [batch[start : start + 4] for start in range(0, 32, 4)]
-        self.policy.update.step(groups, policy_version=version)
+        result = self.policy.update.step(groups, policy_version=version)
         content = [(each.trajectory_id, digest_of(each)) for each in batch]
-        self.witness.say("trained", version=version, content=content, fresh=[])
+        said = {"content": content, "fresh": [], "rate": result.learning_rate_backoff}
+        self.witness.say("trained", version=version, **said)
+        self.publish(version + 1)
+
+    def publish(self, version):
         weights = {name: each.detach() for name, each in self.policy.model.named_parameters()}
-        save_file(weights, self.folder / "payloads" / f"{version + 1}-d.safetensors")
-        self.witness.say("published", version=version + 1, digest="d")
+        payload = save(weights)
+        digest = xxhash.xxh3_64_hexdigest(payload)
+        (self.folder / "payloads" / f"{version}-{digest}.safetensors").write_bytes(payload)
+        self.witness.say("published", version=version, digest=digest)
 
     def save(self, step):
         folder, update = CheckpointFolder(self.folder / "checkpoints", self.run), self.policy.update
@@ -279,6 +298,105 @@ def test_an_optimizer_that_steps_twice_on_each_batch_is_found(is_planted, tmp_pa
     check.look([tmp_path / "learner"], recorded.sent.get)
     assert (check.num_checked, len(check.wrong)) == (1, int(is_planted))
     assert check.farthest > 5 * TOLERANCE if is_planted else check.farthest < TOLERANCE / 100
+
+
+def lose_a_step(monkeypatch):
+    step = TensorBoardSink.step
+    monkeypatch.setattr(
+        TensorBoardSink, "step", lambda self, each: each.step == 2 or step(self, each)
+    )
+
+
+def show_what_a_restart_undid(monkeypatch):
+    monkeypatch.setattr(TensorBoardSink, "_void_from", lambda *_: None)
+
+
+@pytest.mark.parametrize(
+    ("plant", "found"),
+    [
+        (lambda _: None, []),
+        (lose_a_step, ["step 2: TensorBoard None, journal 0.25"]),
+        (show_what_a_restart_undid, ["step 4: TensorBoard 0.25, journal None"]),
+    ],
+    ids=["sound", "a step is lost", "a step is undone"],
+)
+def test_a_tracking_service_that_shows_other_steps_than_the_journal_is_found(
+    plant, found, tmp_path, monkeypatch
+):
+    plant(monkeypatch)
+    settings, journal = Sink(name=SinkName.TENSORBOARD), Journal(tmp_path)
+    (tmp_path / "run.yaml").write_text(SPEC)
+    tracked = TrackedRun(run=load_run(tmp_path / "run.yaml"), run_dir=tmp_path)
+    for step in (1, 2, 3, 4, 3):
+        journal.step(replace(STEP, step=step, reward_mean=0.25, time_unix_s=1000.0 + step))
+        if step == 4:
+            follow(tmp_path, lambda: open_sink(settings, tracked), lambda _: True)
+    follow(tmp_path, lambda: open_sink(settings, tracked), lambda _: True)
+    assert list(wrong_steps_sent(tmp_path)) == found
+
+
+def keep_the_weights(monkeypatch):
+    monkeypatch.setattr(PolicyUpdate, "load_tensors", lambda *_, **__: None)
+
+
+def keep_the_rate(monkeypatch):
+    restore = PolicyUpdate.load_state_dict
+
+    def restored(self, state):
+        restore(self, state)
+        self.health.backoff = RateBackoff()
+
+    monkeypatch.setattr(PolicyUpdate, "load_state_dict", restored)
+
+
+@pytest.mark.parametrize(
+    ("plant", "found"),
+    [
+        (lambda _: None, []),
+        (keep_the_weights, ["step 2: the weights are not those of step 1"]),
+        (keep_the_rate, ["step 2: rate x 1.0, told 0.5"]),
+    ],
+    ids=["sound", "weights stay", "rate stays"],
+)
+async def test_a_rollback_that_ends_elsewhere_than_it_says_is_found(
+    plant, found, tmp_path, monkeypatch
+):
+    told, recorded = [], RecordedRun(tmp_path)
+    monkeypatch.setattr(Rollback, "_go_back_to", watched_rollback(recorded.witness))
+    recorded.take(0)
+    recorded.save(1)
+    recorded.take(1)
+    checkpoint, _ = CheckpointFolder(tmp_path / "checkpoints", recorded.run).load_newest()
+    rollback = Rollback(
+        age_steps=0,
+        update=recorded.policy.update,
+        dispatcher=MagicMock(step=2),
+        saver=MagicMock(),
+        thread=SimpleNamespace(run=AsyncMock(side_effect=lambda restore: restore())),
+        signals=MagicMock(),
+        gauges=MagicMock(),
+        records=SimpleNamespace(event=lambda kind, message: told.append(message)),
+    )
+    plant(monkeypatch)
+    await rollback._go_back_to(checkpoint)
+    if plant is keep_the_rate:
+        told = [each.replace("at x 1,", "at x 0.5,") for each in told]
+    recorded.publish(2)
+    recorded.take(2)
+    assert list(wrong_rollbacks(told, [read_lines(tmp_path / "learner")])) == found
+
+
+@pytest.mark.parametrize("is_planted", [False, True], ids=["sound", "saved a step late"])
+def test_an_export_of_other_weights_than_were_announced_is_found(is_planted, tmp_path):
+    recorded = RecordedRun(tmp_path)
+    (tmp_path / "spec.yaml").write_text(SPEC)
+    recorded.take(0)
+    if is_planted:
+        recorded.take(1)
+    recorded.save(1)
+    wrong = list(wrong_export(tmp_path, tmp_path / "payloads"))
+    assert bool(wrong) == is_planted
+    assert all(re.fullmatch("export: .* is not as it was announced", each) for each in wrong)
 
 
 LEARNER_LOG, TOLD = Path("learner.log"), "Lease failed with UNAVAILABLE: x\n"

@@ -24,6 +24,8 @@ ORDER_VARIABLE = "CHAOS_ORDER"
 """File that names the kill point at which this process dies; missing: none."""
 PAYLOADS_VARIABLE = "CHAOS_PAYLOADS"
 """Folder that gets the weights of every published version."""
+ROLL_BACK = "roll-back"
+"""Order to a learner, whose guards then ask for a rollback."""
 FLIP_WEIGHTS = "flip-weights"
 """File in the run's folder, for which one worker flips a bit of the weights that it has read."""
 TRAIN_PREFIX = "train-"
@@ -48,15 +50,20 @@ class Witness:
         line = {"what": what, "unix_s": time(), "monotonic_s": monotonic(), **fields}
         os.write(self._file, json.dumps(line).encode() + b"\n")
 
+    def takes(self, order: str) -> bool:
+        """Take the harness's order, if it is this one; return whether it was."""
+        try:
+            is_this = self._order.read_text() == order
+            if is_this:
+                self._order.unlink()
+        except FileNotFoundError:
+            return False
+        return is_this
+
     def die_at(self, point: str) -> None:
         """Die as by `kill -9` if the harness ordered it for this place."""
-        try:
-            if self._order.read_text() != point:
-                return
-            self._order.unlink()
-        except FileNotFoundError:
-            return
-        os.kill(os.getpid(), signal.SIGKILL)
+        if self.takes(point):
+            os.kill(os.getpid(), signal.SIGKILL)
 
     def before(
         self, point: str, function: Callable[_Arguments, _Result]
