@@ -46,7 +46,7 @@ _WARNINGS: Final = frozenset(
         " DrainFailed DrainTimedOut EnginesDisagree EvaluationWithoutResult"
         " GenerationFailed GroupsDropped LearnerRestarted LogDamaged"
         " NoUpdate NotRolledBack RewardsFar RolledBack"
-        " SignalsStale Throttled Warning WorkerLost WorkerSetAside"
+        " SignalsStale Throttled TrackingFailed Warning WorkerLost WorkerSetAside"
     ).split()
 )
 """Kinds of events that a person should read; none ends the run before its last step."""

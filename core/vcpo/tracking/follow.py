@@ -25,7 +25,14 @@ from pathlib import Path
 from typing import Final
 
 from vcpo.api import VCPORun, load_run
-from vcpo.records.journal import EventTail, MetricsTail, failure_of, read_events
+from vcpo.records.journal import (
+    EventRecord,
+    EventTail,
+    Journal,
+    MetricsTail,
+    failure_of,
+    read_events,
+)
 from vcpo.records.step_record import StepRecord
 from vcpo.service import logs
 from vcpo.service.process import module_command
@@ -90,13 +97,20 @@ def missing_records(
     yield from since_last
 
 
-def follow(run_dir: Path, connect: Callable[[], Sink], wait: Callable[[float], bool]) -> None:
+def follow(
+    run_dir: Path,
+    connect: Callable[[], Sink],
+    wait: Callable[[float], bool],
+    *,
+    name: str = "a tracking service",
+) -> None:
     """Send what a service lacks of a run, then what comes, until the run's learner has ended.
 
     connect: opens the sink; it is opened anew after it has failed.
     wait: waits so many seconds, or until the learner has ended; returns whether it has.
+    name: of the sink, in the event that tells of its failures once, until it takes records again.
     """
-    sink, is_over = None, False
+    sink, is_over, is_told = None, False, False
     while True:
         pause_s = _PAUSE_S
         try:
@@ -107,14 +121,29 @@ def follow(run_dir: Path, connect: Callable[[], Sink], wait: Callable[[float], b
                 records = tail.read()
             for record, step in records:
                 deliver(sink, record, step)
+                is_told = False
             if is_over:
                 return sink.close(failed=failure_of(read_events(run_dir)) is not None)
-        except Exception:  # a client of a service may raise anything
+        except Exception as error:  # a client of a service may raise anything
             _LOGGER.exception("tracking: the service did not take a record; it is sent later")
+            if not is_told:
+                _tell(run_dir, name, error)
+            is_told = True
             sink, pause_s = None, _RETRY_S
             if is_over:
                 return None
         is_over = wait(pause_s)
+
+
+def _tell(run_dir: Path, name: str, error: Exception) -> None:
+    message = (
+        f"{name} did not take the run's records ({type(error).__name__}: {error}); they are sent"
+        " when it does, or by `vcpo export --to`"
+    )
+    record = EventRecord(
+        time_unix_s=time.time(), source="tracking", kind="TrackingFailed", message=message
+    )
+    Journal(run_dir).event(record)
 
 
 class Followers:
@@ -164,7 +193,7 @@ def main() -> None:
     threading.Thread(target=_watch_input, args=[has_ended], daemon=True).start()
     with tracked.path(settings.name, "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # that of the learner before may have something left
-        follow(run_dir, lambda: open_sink(settings, tracked), has_ended.wait)
+        follow(run_dir, lambda: open_sink(settings, tracked), has_ended.wait, name=settings.name)
 
 
 if __name__ == "__main__":

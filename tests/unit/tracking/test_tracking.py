@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from tests.fixtures.disk_limits import limit_file_size
 from tests.fixtures.records import EVALUATION, STEP
 from tests.fixtures.tracking import tensorboard_scalars
 from vcpo.api import parse_run
-from vcpo.records.journal import EventRecord, Journal
+from vcpo.records.journal import EventRecord, Journal, read_events
 from vcpo.tracking.follow import RecordTail, follow, missing_records
 from vcpo.tracking.scalars import LAST_NAME, step_scalars
 from vcpo.tracking.services import open_sink
@@ -137,15 +138,21 @@ def test_a_service_gets_everything_in_order_and_is_closed(tmp_path):
     assert sink.got == expected
 
 
-def test_a_service_that_fails_is_opened_anew_and_gets_what_it_lacks(tmp_path, caplog):
+def test_a_service_that_fails_is_told_once_opened_anew_and_gets_what_it_lacks(tmp_path):
     journal = Journal(tmp_path)
     for number in (1, 2, 3):
         journal.step(step(number))
-    sinks = [ListSink(fails_at=2), ListSink(sent=(1,))]
+    sinks = [ListSink(fails_at=2), ListSink(fails_at=2, sent=(1,)), ListSink(sent=(1,))]
     opened = iter(sinks)
-    follow(tmp_path, lambda: next(opened), script(lambda: None, lambda: None))
-    assert [sink.got for sink in sinks] == [[1], [2, 3, ("closed", False)]]
-    assert "503 from the server" in caplog.text
+    follow(tmp_path, lambda: next(opened), script(*[lambda: None] * 3), name="own:Sink")
+    rest = [2, 3, ("TrackingFailed", 3), ("closed", False)]
+    assert [sink.got for sink in sinks] == [[1], [], rest]
+    (told,) = read_events(tmp_path)
+    assert told.level == logging.WARNING
+    assert told.message == (
+        "own:Sink did not take the run's records (RuntimeError: 503 from the server); they are"
+        " sent when it does, or by `vcpo export --to`"
+    )
 
 
 def test_records_come_in_order_without_undone_history(tmp_path):
