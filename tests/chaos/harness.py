@@ -285,7 +285,8 @@ def main() -> int:
     with _disk(folder / "run") as run_dir:
         run = chaos(folder, run_dir, faults, seed=options.seed, minutes=options.minutes)
         result = asyncio.run(run)
-    missed = shortfalls(result, faults=options.faults, kinds=min(_KINDS_BAR, len(kinds)))
+    least = min(_KINDS_BAR, len(kinds), options.faults)
+    missed = shortfalls(result, faults=options.faults, kinds=least)
     for each in missed:
         _say(f"MISSED: {each}")
     if missed:
