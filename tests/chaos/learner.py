@@ -34,11 +34,7 @@ from vcpo_learner.update.policy_update import PolicyUpdate
 from vcpo_learner.update.run_health import RunHealth
 from vcpo_learner.weights.store import PolicyStore
 
-_LETTING_GO = (
-    ledger_pb2.LeaseGranted,
-    ledger_pb2.LeaseEnded,
-    ledger_pb2.GroupsDropped,
-)
+_LETTING_GO = (ledger_pb2.LeaseGranted, ledger_pb2.LeaseEnded, ledger_pb2.GroupsDropped)
 """Changes after which the ledger may hold less of what it has accepted."""
 
 
@@ -139,11 +135,7 @@ def watched_apply(witness: Witness) -> Callable[..., Any]:
             newly = Counter(self.counts().dropped) - counted
             reasons = [str(why) for why, number in newly.items() if number >= sum(map(len, gone))]
             witness.say(
-                "dropped",
-                groups=gone,
-                reason=" or ".join(reasons),
-                step=step,
-                buffered=buffered,
+                "dropped", groups=gone, reason=" or ".join(reasons), step=step, buffered=buffered
             )
         if isinstance(change, ledger_pb2.LeaseGranted):
             number = self._open_lease(change.lease_id).num_trajectories

@@ -30,10 +30,7 @@ _SHIPPED: Final[Mapping[str, str]] = MappingProxyType(
         SinkName.WANDB: "vcpo.tracking.weights_and_biases:WandbSink",
     }
 )
-_PACKAGES: Final[dict[str, str]] = {
-    SinkName.TENSORBOARD: "tensorboardX",
-    SinkName.WANDB: "wandb",
-}
+_PACKAGES: Final[dict[str, str]] = {SinkName.TENSORBOARD: "tensorboardX", SinkName.WANDB: "wandb"}
 """Package of each shipped service's client; the extra `tracking` has them all."""
 _METHODS: Final = ("sent_steps", "step", "evaluation", "event", "close")
 

@@ -231,9 +231,7 @@ class Handler(BaseHTTPRequestHandler):
     def setup(self) -> None:
         """Begin with TLS, if there is any."""
         self.request.settimeout(self.timeout)
-        self.request = self.server.secure(
-            cast("socket.socket", self.request), self.client_address
-        )
+        self.request = self.server.secure(cast("socket.socket", self.request), self.client_address)
         super().setup()
 
     def finish(self) -> None:

@@ -65,11 +65,7 @@ def learner_stateful_set(parent: Parent, defaults: OperatorDefaults, *, running:
         }
     }
     return build_child(
-        Kind.STATEFUL_SET,
-        parent,
-        learner_name(parent.name),
-        body,
-        role=Role.LEARNER,
+        Kind.STATEFUL_SET, parent, learner_name(parent.name), body, role=Role.LEARNER
     )
 
 
@@ -94,9 +90,7 @@ def _workload(parent: Parent, defaults: OperatorDefaults) -> Workload:
         variables=_rank_variables(parent),
         environment_secret=parent.run.spec.tracking.secret_name,
         # A folder of this run alone: a retained claim may hold the checkpoints of an earlier run.
-        mounts=[
-            {"name": "run", "mountPath": RUN_DIR, "subPath": parent.owner.uid},
-        ],
+        mounts=[{"name": "run", "mountPath": RUN_DIR, "subPath": parent.owner.uid}],
         volumes=[{"name": "run", **claim}],
         shares_memory=settings.ranks_per_replica > 1 or parent.run.spec.weights.store_url is None,
         template=settings.template,
@@ -181,7 +175,7 @@ def _rank_variables(parent: Parent) -> list[Manifest]:
             # torchrun kills its ranks 30 s after SIGTERM, in the middle of a checkpoint.
             "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(
                 learner.drain_seconds + GRACE_MARGIN_S - _KILL_MARGIN_S
-            ),
+            )
         }
     return [*variables, *({"name": name, "value": value} for name, value in values.items())]
 

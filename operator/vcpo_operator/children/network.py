@@ -25,10 +25,7 @@ from vcpo_operator.names import (
     selector,
 )
 
-_OPERATOR_PODS = {
-    "app.kubernetes.io/name": "vcpo",
-    "app.kubernetes.io/component": "operator",
-}
+_OPERATOR_PODS = {"app.kubernetes.io/name": "vcpo", "app.kubernetes.io/component": "operator"}
 _DNS_PORTS = (53, 5353)
 """OpenShift's DNS pods listen on the second."""
 _NAMESPACE_NAME = "kubernetes.io/metadata.name"

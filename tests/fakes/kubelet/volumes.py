@@ -19,10 +19,7 @@ from tests.fakes.kubelet.environment import (
     UnsupportedPodError,
 )
 
-_SOURCES = {
-    "configMap": ("configmaps", "name"),
-    "secret": ("secrets", "secretName"),
-}
+_SOURCES = {"configMap": ("configmaps", "name"), "secret": ("secrets", "secretName")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

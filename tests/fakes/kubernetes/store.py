@@ -106,10 +106,7 @@ class Store:
         """Drop the object; its last state carries the version of the removal."""
         before = self._objects[resource].pop(identity(body))
         self.revision += 1
-        last = {
-            **before,
-            "metadata": {**before["metadata"], "resourceVersion": str(self.revision)},
-        }
+        last = {**before, "metadata": {**before["metadata"], "resourceVersion": str(self.revision)}}
         self._by_uid.pop(before["metadata"]["uid"], None)
         self._index_owners(resource, before, None)
         self._record("DELETED", resource, last, before)

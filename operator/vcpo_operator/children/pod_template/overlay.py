@@ -61,11 +61,7 @@ def merge_template(
 
 
 def _merge_lists(
-    base: Sequence[Mapping[str, Any]],
-    patch: Sequence[Any],
-    field: str,
-    *,
-    path: str,
+    base: Sequence[Mapping[str, Any]], patch: Sequence[Any], field: str, *, path: str
 ) -> list[dict[str, Any]]:
     fields, patched = MERGE_KEYS[field], set()
     merged = {_key(item, fields): dict(item) for item in base}

@@ -262,9 +262,7 @@ def _model_cache(parent: Parent) -> list[Manifest]:
     cache = parent.run.spec.model.cache
     if cache is None:
         return []
-    return [
-        {"name": "model-cache", "persistentVolumeClaim": {"claimName": cache.claim_name}},
-    ]
+    return [{"name": "model-cache", "persistentVolumeClaim": {"claimName": cache.claim_name}}]
 
 
 def _container(parent: Parent, defaults: OperatorDefaults, workload: Workload) -> Manifest:
@@ -359,10 +357,7 @@ def _keys(parent: Parent, role: Role) -> list[Manifest]:
     secret = parent.run.spec.pods.keys_secret_name or credential_name(parent.name)
     roles = LEARNER_ROLES if role is Role.LEARNER else WORKER_ROLES
     return [
-        {
-            "name": each.variable,
-            "valueFrom": {"secretKeyRef": {"name": secret, "key": each.value}},
-        }
+        {"name": each.variable, "valueFrom": {"secretKeyRef": {"name": secret, "key": each.value}}}
         for each in roles
     ]
 
@@ -370,10 +365,7 @@ def _keys(parent: Parent, role: Role) -> list[Manifest]:
 def transport_arguments(parent: Parent, health: str) -> list[str]:
     """Return the arguments that say how a process serves and where it is probed."""
     is_plain = parent.run.spec.pods.transport is Transport.PLAIN_TEXT
-    return [
-        "--plain-text" if is_plain else f"--tls={TLS_PATH}",
-        f"--health-listen={health}",
-    ]
+    return ["--plain-text" if is_plain else f"--tls={TLS_PATH}", f"--health-listen={health}"]
 
 
 def downloads_model(spec: VCPORunSpec) -> bool:

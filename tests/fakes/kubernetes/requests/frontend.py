@@ -22,12 +22,7 @@ from tests.fakes.kubernetes.requests.exchange import (
     parse_body,
     refusal_response,
 )
-from tests.fakes.kubernetes.requests.targets import (
-    Target,
-    delete_options,
-    target_of,
-    write_options,
-)
+from tests.fakes.kubernetes.requests.targets import Target, delete_options, target_of, write_options
 from tests.fakes.kubernetes.requests.watches import Seen, Watches, watch_request
 
 _log = logging.getLogger(__name__)
@@ -77,12 +72,7 @@ class Frontend:
             return web.json_response(discovery.document(self._api.catalogue, request.path))
         verb = _verb(request, target)
         record = make_record(
-            verb,
-            target,
-            user=user.name,
-            headers=request.headers,
-            query=request.query,
-            body=body,
+            verb, target, user=user.name, headers=request.headers, query=request.query, body=body
         )
         self._recorder.add(record)
         fault = self._faults.on(record)

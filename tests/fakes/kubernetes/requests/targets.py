@@ -39,8 +39,7 @@ class DeleteOptions:
 def write_options(query: Mapping[str, str], program: str) -> WriteOptions:
     """Options of a write. program: stands for a manager that the query does not name."""
     return WriteOptions(
-        manager=query.get("fieldManager") or program,
-        force=query.get("force") == "true",
+        manager=query.get("fieldManager") or program, force=query.get("force") == "true"
     )
 
 

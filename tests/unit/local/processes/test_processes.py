@@ -16,11 +16,7 @@ from tests.unit.local.processes.fake_processes import TIMEOUT_S, Clock, wait_for
 from vcpo.control.run_limits import RunLimits
 from vcpo.local.processes.child import ChildProcess, Liveness, answers_health_check, start_child
 from vcpo.local.processes.fleet import Fleet, RunFailedError
-from vcpo.local.processes.gpus import (
-    TooFewGpusError,
-    find_gpus,
-    plan_gpus,
-)
+from vcpo.local.processes.gpus import TooFewGpusError, find_gpus, plan_gpus
 from vcpo.local.processes.learner import LearnerEnd, LearnerProcess
 from vcpo.service.lifecycle import (
     DRAINED,
@@ -292,13 +288,7 @@ def test_one_gpu_is_shared_by_all():
 
 @pytest.mark.parametrize(
     ("variable", "identifiers"),
-    [
-        ("2,0", ["2", "0"]),
-        ("", []),
-        ("-1", []),
-        ("1,-1,0", ["1"]),
-        ("GPU-5f, 1", ["GPU-5f", "1"]),
-    ],
+    [("2,0", ["2", "0"]), ("", []), ("-1", []), ("1,-1,0", ["1"]), ("GPU-5f, 1", ["GPU-5f", "1"])],
 )
 def test_the_users_own_choice_of_gpus_holds(variable, identifiers):
     assert find_gpus({"CUDA_VISIBLE_DEVICES": variable}) == identifiers

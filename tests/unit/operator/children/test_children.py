@@ -10,13 +10,7 @@ import kubernetes_validate
 import pytest
 
 from tests.fixtures.chart.monitor_schemas import validate_monitor
-from tests.fixtures.operator.runs import (
-    DEFAULTS,
-    KEY,
-    document,
-    parent,
-    template_digest,
-)
+from tests.fixtures.operator.runs import DEFAULTS, KEY, document, parent, template_digest
 from tests.unit.chart.pod_security import violations
 from vcpo.api import parse_run
 from vcpo_operator.children import Child, Kind, build_children

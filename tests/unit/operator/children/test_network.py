@@ -69,10 +69,7 @@ def test_the_ports_of_ranks_are_open_to_the_learners_other_pods_alone(learner, s
 
 def test_every_rank_of_a_pod_is_reached_where_it_sends_weights():
     (own,) = (rule for rule in ingress(replicas=2, processes=4) if rule["from"] == OWN_PODS)
-    assert [port for port in range(7600, 7700) if admits(own, port)] == [
-        7600,
-        *range(7620, 7624),
-    ]
+    assert [port for port in range(7600, 7700) if admits(own, port)] == [7600, *range(7620, 7624)]
 
 
 def admits(rule: dict[str, Any], port: int) -> bool:

@@ -50,10 +50,7 @@ def variables(container):
 
 def test_learner_and_workers_ask_for_gpus_and_nobody_is_warned(pods):
     asked = {role: own["resources"]["limits"] for role, (_, own) in pods.items()}
-    assert asked == {
-        "learner": {"nvidia.com/gpu": 8},
-        "rollout": {"nvidia.com/gpu": 1},
-    }
+    assert asked == {"learner": {"nvidia.com/gpu": 8}, "rollout": {"nvidia.com/gpu": 1}}
     run = load_run(EXAMPLE)
     assert list(missing_gpus(run.spec)) == []
 
@@ -142,8 +139,7 @@ def test_a_worker_has_the_gpus_of_its_engine_or_those_that_it_names(fields, limi
 
 
 @pytest.mark.parametrize(
-    "resources",
-    [{"limits": {"nvidia.com/mig-3g.40gb": 1}}, {"claims": [{"name": "gpu"}]}],
+    "resources", [{"limits": {"nvidia.com/mig-3g.40gb": 1}}, {"claims": [{"name": "gpu"}]}]
 )
 def test_a_template_that_asks_for_part_of_a_gpu_gets_no_whole_one_beside_it(resources):
     template = {"spec": {"containers": [{"name": "rollout", "resources": resources}]}}

@@ -87,17 +87,7 @@ def test_a_field_without_a_type_is_refused():
 
 def test_the_columns_say_what_an_operator_on_call_asks_first():
     shown = [each["name"] for each in VERSION["additionalPrinterColumns"] if "priority" not in each]
-    assert shown == [
-        "Ready",
-        "Reason",
-        "Step",
-        "ESS",
-        "LR",
-        "Warning",
-        "Lag",
-        "Rollouts",
-        "Age",
-    ]
+    assert shown == ["Ready", "Reason", "Step", "ESS", "LR", "Warning", "Lag", "Rollouts", "Age"]
 
 
 Node = dict[str, Any]

@@ -301,10 +301,7 @@ def test_a_message_fits_the_schema():
 def test_a_worker_that_was_put_out_counts_after_the_one_in_its_place():
     old = Cause(reason="Evicted", message="pod a: the node was low on memory")
     new = Cause(reason="Unschedulable", message="pod b: no node")
-    pods = (
-        pod("a", ready=False, is_finished=True, cause=old),
-        pod("b", ready=False, cause=new),
-    )
+    pods = (pod("a", ready=False, is_finished=True, cause=old), pod("b", ready=False, cause=new))
     assert conditions_for(LEARNER, pods[0])["RolloutsReady"].reason == "Evicted"
     assert conditions_for(LEARNER, *pods)["RolloutsReady"].reason == "Unschedulable"
 
@@ -318,8 +315,7 @@ def test_a_run_without_a_step_says_what_fails_in_its_place():
 
 
 @pytest.mark.parametrize(
-    ("pending", "found"),
-    [("", ("True", "Current")), ("They stay.", ("False", "RevisionPending"))],
+    ("pending", "found"), [("", ("True", "Current")), ("They stay.", ("False", "RevisionPending"))]
 )
 def test_pods_that_are_not_of_the_newest_revision_are_not_up_to_date(pending, found):
     assert brief(conditions_for(pending=pending)["UpToDate"]) == found

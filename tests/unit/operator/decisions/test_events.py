@@ -8,12 +8,7 @@ from tests.fixtures.operator.runs import KEY, UID
 from vcpo.control.limits import ChangeKind
 from vcpo_operator.decisions.events import transition_events
 from vcpo_operator.observed.records import RunRecord
-from vcpo_operator.observed.status import (
-    GroupStatus,
-    LastDecision,
-    RunStatus,
-    StatusCondition,
-)
+from vcpo_operator.observed.status import GroupStatus, LastDecision, RunStatus, StatusCondition
 
 RECORD = RunRecord(
     key=KEY, uid=UID, generation=1, resource_version=1, deleting=False, spec={}, status={}
@@ -60,11 +55,7 @@ def test_nothing_new_is_no_event():
 
 def test_a_turn_is_one_event_about_the_run():
     (event,) = events(status("Ready", "False", "Initializing"), status("Ready", "True", "Training"))
-    assert (event["type"], event["reason"], event["message"]) == (
-        "Normal",
-        "Training",
-        "Ready: m.",
-    )
+    assert (event["type"], event["reason"], event["message"]) == ("Normal", "Training", "Ready: m.")
     assert event["involvedObject"]["uid"] == UID
     assert event["firstTimestamp"] == "2023-11-14T22:13:20Z"
 

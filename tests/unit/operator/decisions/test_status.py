@@ -118,10 +118,7 @@ def test_the_clock_restarts_after_a_suspension():
 
 
 PLACED = ObservedState(
-    pods=(
-        pod("demo-learner-0", Role.LEARNER, node="a"),
-        pod("demo-rollout-main-x", node="b"),
-    )
+    pods=(pod("demo-learner-0", Role.LEARNER, node="a"), pod("demo-rollout-main-x", node="b"))
 )
 GATED = ObservedState(pods=(pod("demo-learner-0", Role.LEARNER, is_gated=True), PLACED.pods[1]))
 
@@ -238,9 +235,7 @@ def test_what_somebody_may_act_on_is_written_at_once(change: dict[str, object]):
 
 def test_how_near_a_collapse_a_run_is_is_written_at_once():
     critical, dead = (
-        FULL.but(
-            conditions=(FULL.conditions[0].but(type="Stable", reason=reason),),
-        )
+        FULL.but(conditions=(FULL.conditions[0].but(type="Stable", reason=reason),))
         for reason in ("Critical", "Dead")
     )
     assert status.needs_write(critical, dead, FULL.updated_s)
@@ -248,9 +243,7 @@ def test_how_near_a_collapse_a_run_is_is_written_at_once():
 
 def test_a_control_reason_that_turns_with_every_poll_waits_like_a_number():
     balanced, starved = (
-        FULL.but(
-            conditions=(FULL.conditions[0].but(type="LearnerFed", reason=reason),),
-        )
+        FULL.but(conditions=(FULL.conditions[0].but(type="LearnerFed", reason=reason),))
         for reason in ("Balanced", "AtMinimum")
     )
     assert not status.needs_write(balanced, starved, FULL.updated_s)

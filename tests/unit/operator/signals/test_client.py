@@ -17,11 +17,7 @@ from vcpo.wire.server import WireServer
 from vcpo.wire.v1 import control_pb2, control_pb2_grpc, work_pb2
 from vcpo_operator.decisions.actions import Drain, Throttle
 from vcpo_operator.observed.access import LearnerAccess
-from vcpo_operator.signals.client import (
-    LearnerCommandError,
-    LearnerConnections,
-    silence_cause,
-)
+from vcpo_operator.signals.client import LearnerCommandError, LearnerConnections, silence_cause
 
 
 def message(**changes: object) -> control_pb2.Signals:

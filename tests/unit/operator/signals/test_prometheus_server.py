@@ -14,12 +14,7 @@ import pytest
 from tests.fixtures.observation.prometheus_server import running_prometheus
 from tests.fixtures.operator.runs import KEY
 from vcpo.control.signals import RunSignals
-from vcpo.metrics import (
-    LearnerMetrics,
-    MetricsServer,
-    RolloutMetrics,
-    serve_metrics,
-)
+from vcpo.metrics import LearnerMetrics, MetricsServer, RolloutMetrics, serve_metrics
 from vcpo.wire.phase import RunPhase
 from vcpo_operator.signals.client import LearnerConnections
 from vcpo_operator.signals.prometheus import ScrapedSignals

@@ -122,18 +122,9 @@ QUANTITIES = {
                 "limits": {"amd.com/gpu": 1, "cpu": "8"},
             },
         ),
-        (
-            {"requests": {"memory": "64Gi"}},
-            {"requests": {"cpu": "500m", "memory": "64Gi"}},
-        ),
-        (
-            {"limits": {"memory": "1Gi"}},
-            {"requests": {"cpu": "500m"}, "limits": {"memory": "1Gi"}},
-        ),
-        (
-            {"claims": [{"name": "gpu"}]},
-            {"claims": [{"name": "gpu"}], "requests": REQUESTS},
-        ),
+        ({"requests": {"memory": "64Gi"}}, {"requests": {"cpu": "500m", "memory": "64Gi"}}),
+        ({"limits": {"memory": "1Gi"}}, {"requests": {"cpu": "500m"}, "limits": {"memory": "1Gi"}}),
+        ({"claims": [{"name": "gpu"}]}, {"claims": [{"name": "gpu"}], "requests": REQUESTS}),
     ],
 )
 def test_defaults_stand_where_nothing_is_said(said: dict[str, Any], made: dict[str, Any]):
