@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from tests.chaos.steps import StepCheck
 
 _INJECTORS = {**wire_faults.INJECTORS, **machine_faults.INJECTORS}
-_KINDS_BAR = 35
+_KINDS_BAR = 34
 _ZERO = (
     *("lost", "double_trained", "mislabelled", "wrongly_dropped", "wrong_steps"),
     *("wrong_records", "unexpected_ends", "hangs", "silent", "orphans"),

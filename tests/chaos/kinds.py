@@ -41,8 +41,6 @@ class Kind(StrEnum):
     ROLLED_BACK = "learner_rolled_back"
 
     SERVER_KILLED = "weight_server_killed"
-    SERVER_STOPPED = "weight_server_stopped"
-    SERVER_HUNG = "weight_server_hung"
 
     CLOCK_BACK = "clock_set_back"
     CLOCK_FORTH = "clock_set_forth"

@@ -229,28 +229,6 @@ async def kill_weight_server(run: LiveRun, _: random.Random) -> Injected:
     return Injected(what=f"process {server} killed", sign=sign, is_shown=is_shown)
 
 
-async def stop_weight_server(run: LiveRun, draw: random.Random) -> Injected:
-    """The process that sends weights stands still for a while."""
-    server, duration_s = await _weight_server(run), draw.uniform(1.0, 6.0)
-    os.kill(server, signal.SIGSTOP)
-    await asyncio.sleep(duration_s)
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(server, signal.SIGCONT)
-    return Injected(what=f"process {server} stopped for {duration_s:.1f} s")
-
-
-async def hang_weight_server(run: LiveRun, _: random.Random) -> Injected:
-    """The process that sends weights stands still for ever; the learner ends it."""
-    since, server = run.mark(), await _weight_server(run)
-    os.kill(server, signal.SIGSTOP)
-    # It may hang before it serves, when nobody has asked anything of it.
-    late = r"the server of weights did not (react for|serve within) .* and is killed"
-    is_shown = await run.told(since, late)
-    sign = "the learner says that it did not react or serve, and ends it"
-    is_gone = await holds(lambda: not Path(f"/proc/{server}").exists(), _START_S)
-    return Injected(what=f"process {server} hangs", sign=sign, is_shown=is_shown and is_gone)
-
-
 def set_clock(low_days: float, high_days: float, *, jumps: int = 0) -> Inject:
     """The learner's wall clock is set to another day, or jumps and is right again.
 
@@ -469,8 +447,6 @@ INJECTORS: Final[Mapping[Kind, Inject]] = {
     Kind.CHECKPOINT_DAMAGED: damage_checkpoint,
     Kind.JOURNAL_TORN: tear_journal,
     Kind.SERVER_KILLED: kill_weight_server,
-    Kind.SERVER_STOPPED: stop_weight_server,
-    Kind.SERVER_HUNG: hang_weight_server,
     Kind.CLOCK_BACK: set_clock(-400.0, -0.01),
     Kind.CLOCK_FORTH: set_clock(0.01, 400.0),
     Kind.CLOCK_JUMPING: set_clock(-400.0, 400.0, jumps=12),

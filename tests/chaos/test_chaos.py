@@ -1,10 +1,8 @@
-"""Each check of the harness can fail, its proxy does what it says, and a short run passes."""
+"""Each check of the harness can fail, and a short run passes."""
 
 from __future__ import annotations
 
-import asyncio
 import base64
-import contextlib
 import json
 import os
 import struct
@@ -23,7 +21,6 @@ from tests.chaos.harness import shortfalls
 from tests.chaos.kinds import SHORT, Kind
 from tests.chaos.labels import LabelCheck
 from tests.chaos.live_run import MODEL, ROOT
-from tests.chaos.proxy import Direction, Disturbance, TcpProxy
 from tests.chaos.recorder import digest_of_message
 from tests.chaos.recorder import judge as judge_on_terms
 from vcpo.wire.v1 import work_pb2
@@ -233,92 +230,6 @@ def test_each_bar_can_be_missed(name):
     worse = 1 if PASSED[name] == 0 else PASSED[name] - 1
     (missed,) = shortfalls({**PASSED, name: worse}, faults=300, kinds=25)
     assert missed.startswith(f"{name} is ")
-
-
-class Echo(asyncio.Protocol):
-    """Sends everything back."""
-
-    def connection_made(self, transport):
-        self.transport = transport
-
-    def data_received(self, data):
-        self.transport.write(data)
-
-
-@contextlib.asynccontextmanager
-async def echo_behind_proxy():
-    """A proxy, and a connection through it to a server that sends everything back."""
-    server = await asyncio.get_running_loop().create_server(Echo, "127.0.0.1", 0)
-    async with server, TcpProxy(server.sockets[0].getsockname()[1]) as proxy:
-        reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
-        try:
-            yield proxy, reader, writer
-        finally:
-            writer.close()
-
-
-async def echoed(reader, writer, data):
-    writer.write(data)
-    return await asyncio.wait_for(reader.read(1024), 30.0)
-
-
-async def ends(reader):
-    """Whether a connection ends without another byte."""
-    try:
-        return await asyncio.wait_for(reader.read(), 30.0) == b""
-    except ConnectionError:
-        return True
-
-
-@pytest.mark.parametrize("direction", [None, *Direction])
-async def test_a_disturbance_changes_one_byte_and_counts_it(direction):
-    async with echo_behind_proxy() as (proxy, reader, writer):
-        disturbance = Disturbance(direction=direction, num_flipped=1)
-        async with proxy.disturbed(disturbance):
-            assert await echoed(reader, writer, b"abc") == bytes([97, 98 ^ 0x55, 99])
-        assert disturbance.num_touched == 1
-        assert await echoed(reader, writer, b"abc") == b"abc"
-
-
-async def test_swallowed_bytes_do_not_arrive_and_later_ones_do():
-    async with echo_behind_proxy() as (proxy, reader, writer):
-        async with proxy.disturbed(
-            Disturbance(direction=Direction.TO_LEARNER, num_swallowed=1)
-        ) as disturbance:
-            writer.write(b"lost")
-            while not disturbance.num_touched:
-                await asyncio.sleep(0)
-            assert await echoed(reader, writer, b"abc") == b"abc"
-        assert disturbance.num_touched == 4
-
-
-@pytest.mark.parametrize("kind", [{"holds": True}, {"delay_s": 3600.0}, {"bytes_per_s": 1e-3}])
-async def test_bytes_that_wait_arrive_when_the_disturbance_is_over(kind):
-    async with echo_behind_proxy() as (proxy, reader, writer):
-        async with proxy.disturbed(
-            Disturbance(direction=Direction.TO_WORKER, **kind)
-        ) as disturbance:
-            writer.write(b"abc")
-            while not disturbance.num_touched:
-                await asyncio.sleep(0)
-        assert await asyncio.wait_for(reader.read(1024), 30.0) == b"abc"
-
-
-async def test_a_torn_connection_ends_within_a_message():
-    async with echo_behind_proxy() as (proxy, reader, writer):
-        async with proxy.disturbed(Disturbance(direction=Direction.TO_WORKER, tears=True)):
-            writer.write(b"abcd")
-            received = b""
-            with contextlib.suppress(ConnectionError):
-                received = await asyncio.wait_for(reader.read(), 30.0)
-        assert received in (b"", b"ab")
-
-
-async def test_a_cut_ends_every_connection():
-    async with echo_behind_proxy() as (proxy, reader, writer):
-        await echoed(reader, writer, b"abc")
-        assert proxy.cut() == 1
-        assert await ends(reader)
 
 
 def test_a_short_run_keeps_every_bar():

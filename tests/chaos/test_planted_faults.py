@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import random
 import re
-import sys
-import time
 from collections import deque
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from unittest.mock import AsyncMock, MagicMock
 
 import pytest
@@ -27,7 +25,6 @@ from tests.chaos.pace import Pace, Silence
 from tests.chaos.recorder import judge, read_lines, write_message
 from tests.chaos.records import wrong_export, wrong_rollbacks, wrong_steps_sent
 from tests.chaos.steps import TOLERANCE, StepCheck
-from tests.chaos.wall_clock import WallClock
 from tests.chaos.witness import Witness
 from tests.fixtures.learner.dispatcher import TIMEOUT_S, ManualClock, make_ledger, make_trajectories
 from tests.fixtures.records import STEP
@@ -204,23 +201,6 @@ def test_a_process_that_ends_though_no_fault_of_its_time_allows_it_is_found():
         End(name="main-001", part=Part.WORKER, status=-9, at_s=6.0),
     ]
     assert unexpected_ends(ends, windows) == ["learner-000 ended with 1", "main-000 ended with -9"]
-
-
-def test_the_product_alone_reads_the_clock_that_was_set(tmp_path, monkeypatch):
-    product, library = ModuleType("vcpo_of_a_test"), ModuleType("grpc_of_a_test")
-    for module in (product, library):
-        module.time = time
-        monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.setattr("tests.chaos.wall_clock._PRODUCT", product.__name__)
-    of_process, of_harness = WallClock(tmp_path / "clock"), WallClock(tmp_path / "clock")
-    of_process.install()
-    monkeypatch.setattr(time, "time", lambda: 1000.0)
-    assert product.time.time() == 1000.0
-    of_harness.set_to(-500.0)
-    assert product.time.time() == 500.0
-    assert product.time.monotonic is time.monotonic
-    assert library.time.time() == 1000.0
-    assert of_harness.num_readings == 1
 
 
 def responses(model, version):
