@@ -107,9 +107,7 @@ def parser() -> argparse.ArgumentParser:
     )
     _add_pod_options(known)
     known.add_argument(
-        "--namespaces",
-        default="",
-        help="namespaces to watch, separated by commas (default: all)",
+        "--namespaces", default="", help="namespaces to watch, separated by commas (default: all)"
     )
     known.add_argument(
         "--prometheus-url",

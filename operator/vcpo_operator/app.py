@@ -76,11 +76,7 @@ class Operator:
         )
         self._registry = kopf.OperatorRegistry()
         handlers = Handlers(
-            view=view,
-            queue=queue,
-            health=health,
-            namespaced=bool(options.namespaces),
-            login=login,
+            view=view, queue=queue, health=health, namespaced=bool(options.namespaces), login=login
         )
         register(self._registry, handlers)
 

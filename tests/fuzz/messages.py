@@ -82,9 +82,7 @@ def _values(message: Message, field: FieldDescriptor) -> st.SearchStrategy[Any]:
 
 
 def _reads(
-    like: Message,
-    round_trip: Callable[[Any], None],
-    *refusals: type[Exception],
+    like: Message, round_trip: Callable[[Any], None], *refusals: type[Exception]
 ) -> Callable[[bytes], None]:
     """A check: bytes are a message or none, and the message is refused or read soundly."""
 

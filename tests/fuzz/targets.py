@@ -2,9 +2,4 @@
 
 from tests.fuzz import messages, specs, texts, weights
 
-TARGETS = (
-    *messages.TARGETS,
-    *weights.TARGETS,
-    *specs.TARGETS,
-    *texts.TARGETS,
-)
+TARGETS = (*messages.TARGETS, *weights.TARGETS, *specs.TARGETS, *texts.TARGETS)

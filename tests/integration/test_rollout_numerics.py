@@ -155,10 +155,7 @@ def test_a_behavior_policy_of_another_model_is_detected_whatever_the_format():
     [
         (quantize_and_noise(Quantization.FP8), {"quantization": Quantization.FP8}),
         (quantize_and_noise(Quantization.INT8), {"quantization": Quantization.INT8}),
-        (
-            quantize_and_noise(noise=NOISE),
-            {"noise": GIVEN_NOISE},
-        ),
+        (quantize_and_noise(noise=NOISE), {"noise": GIVEN_NOISE}),
     ],
     ids=["fp8", "int8", "noise"],
 )

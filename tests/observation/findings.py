@@ -9,12 +9,7 @@ from tests.fixtures.observation.exposure import compare, exposed_names
 from tests.fixtures.observation.panels import Panel, all_panels, panels_without_data
 from tests.fixtures.observation.prometheus_server import PrometheusServer
 from tests.observation import collapse
-from tests.observation.local_runs import (
-    COLLAPSE,
-    SCRAPE_INTERVAL_MS,
-    Observation,
-    ObservedRun,
-)
+from tests.observation.local_runs import COLLAPSE, SCRAPE_INTERVAL_MS, Observation, ObservedRun
 from tools.monitoring.catalogue import BUILD_INFO, PARTS
 from vcpo.api import load_run
 from vcpo.control.limits import ChangeKind

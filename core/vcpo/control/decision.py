@@ -96,10 +96,7 @@ def _decide_on(
         max_policy_lag_steps=limits.max_policy_lag_steps,
     )
     throttle = follow_learner(
-        throttle,
-        state.throttle,
-        learner_limit_steps=signals.lag_limit_steps,
-        step=signals.step,
+        throttle, state.throttle, learner_limit_steps=signals.lag_limit_steps, step=signals.step
     )
     context = ScalingContext(
         lag_limit_steps=throttle.lag_limit_steps,

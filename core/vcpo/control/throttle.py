@@ -149,11 +149,7 @@ def _cut(throttle: ThrottleState, lag: int, step: int) -> ThrottleState:
     if lag == throttle.lag_limit_steps:
         return replace(throttle, progress=0)
     return replace(
-        throttle,
-        lag_limit_steps=lag,
-        progress=0,
-        tightened_step=step,
-        tightened_lag_steps=lag,
+        throttle, lag_limit_steps=lag, progress=0, tightened_step=step, tightened_lag_steps=lag
     )
 
 

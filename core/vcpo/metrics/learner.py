@@ -186,9 +186,7 @@ class LearnerMetrics:
             registry,
         )
         self.batch_trajectories = measure(
-            "vcpo_batch_trajectories",
-            "Trajectories that one optimizer step consumes.",
-            registry,
+            "vcpo_batch_trajectories", "Trajectories that one optimizer step consumes.", registry
         )
         self.failures_in_a_row = Gauge(
             "vcpo_failures_in_a_row",

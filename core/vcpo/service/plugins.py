@@ -72,12 +72,7 @@ def require_class(
 
 
 def require_arguments(
-    function: Any,
-    arguments: Mapping[str, object],
-    *,
-    beside: Sequence[str],
-    field: str,
-    name: str,
+    function: Any, arguments: Mapping[str, object], *, beside: Sequence[str], field: str, name: str
 ) -> None:
     """Check that a function takes arguments that a run's file gives.
 

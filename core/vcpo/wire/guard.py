@@ -24,12 +24,7 @@ import grpc
 from google.protobuf.message import DecodeError
 from grpc_health.v1 import health, health_pb2
 
-from vcpo.wire.access.roles import (
-    AUTHORIZATION,
-    METHODS_OF,
-    RoleKeys,
-    role_of,
-)
+from vcpo.wire.access.roles import AUTHORIZATION, METHODS_OF, RoleKeys, role_of
 from vcpo.wire.errors import WireError
 from vcpo.wire.limits import (
     MAX_CONTROL_MESSAGES_READ,
@@ -61,12 +56,7 @@ class Guard(grpc.aio.ServerInterceptor):
     read_timeout_s: time for a message to arrive.
     """
 
-    def __init__(
-        self,
-        keys: RoleKeys | None,
-        *,
-        read_timeout_s: float = READ_TIMEOUT_S,
-    ) -> None:
+    def __init__(self, keys: RoleKeys | None, *, read_timeout_s: float = READ_TIMEOUT_S) -> None:
         self._keys = keys
         self._read_timeout_s = read_timeout_s
         self._reading = asyncio.Semaphore(MAX_MESSAGES_READ)
@@ -92,8 +82,7 @@ class Guard(grpc.aio.ServerInterceptor):
             return handler
         reading = self._reading_control if method.startswith(_CONTROL) else self._reading
         return grpc.stream_unary_rpc_method_handler(
-            self._guard_unary(handler, reading),
-            response_serializer=handler.response_serializer,
+            self._guard_unary(handler, reading), response_serializer=handler.response_serializer
         )
 
     def _refusal(self, method: str, metadata: Mapping[str, str | bytes]) -> _RefusedError | None:

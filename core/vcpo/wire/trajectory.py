@@ -10,12 +10,7 @@ from enum import StrEnum
 import xxhash
 
 from vcpo.wire.errors import InvalidMessageError, check_id
-from vcpo.wire.limits import (
-    MAX_REWARD_PARTS,
-    MAX_ROUTE_BYTES,
-    MAX_SHOWN_CHARACTERS,
-    MAX_TOKENS,
-)
+from vcpo.wire.limits import MAX_REWARD_PARTS, MAX_ROUTE_BYTES, MAX_SHOWN_CHARACTERS, MAX_TOKENS
 from vcpo.wire.packing import (
     ExpertRoutes,
     PackedTokenIds,

@@ -242,8 +242,7 @@ ALGORITHM: Final = (
 BATCH: Final = (
     _rule(
         rule=_where_given(
-            "promptSelection",
-            rule="self.promptSelection == 'sequential' || has(self.promptPool)",
+            "promptSelection", rule="self.promptSelection == 'sequential' || has(self.promptPool)"
         ),
         message="`promptPool` must be given where `promptSelection` is not 'sequential'",
         got=_text("promptSelection"),

@@ -134,10 +134,7 @@ def condition_states(inputs: ConditionInputs) -> tuple[ConditionState, ...]:
 
 def invalid_spec_conditions(message: str) -> tuple[ConditionState, ...]:
     """Return the conditions of a run whose spec cannot be used; the others stay as they were."""
-    return (
-        _false("Accepted", "InvalidSpec", message),
-        _false("Ready", "InvalidSpec", message),
-    )
+    return (_false("Accepted", "InvalidSpec", message), _false("Ready", "InvalidSpec", message))
 
 
 def retry_delayed_conditions(error: str) -> tuple[ConditionState, ...]:

@@ -17,11 +17,7 @@ from vcpo.control.signals import RunSignals
 from vcpo.control.state import ControlState
 from vcpo.judgement import Evidence, judgements
 from vcpo_operator.decisions.autoscale import stored_state
-from vcpo_operator.decisions.conditions import (
-    CONTROL_CONDITIONS,
-    ConditionState,
-    merge_conditions,
-)
+from vcpo_operator.decisions.conditions import CONTROL_CONDITIONS, ConditionState, merge_conditions
 from vcpo_operator.decisions.lifecycle import RunVerdict
 from vcpo_operator.names import Role
 from vcpo_operator.observed.pod_causes import redact_and_shorten

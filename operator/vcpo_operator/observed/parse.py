@@ -19,11 +19,7 @@ from vcpo_operator.names import (
     Role,
     RunKey,
 )
-from vcpo_operator.observed.pod_causes import (
-    container_end,
-    pod_cause,
-    replica_failure,
-)
+from vcpo_operator.observed.pod_causes import container_end, pod_cause, replica_failure
 from vcpo_operator.observed.records import (
     ObservedChild,
     ObservedClaim,

@@ -61,13 +61,7 @@ class Observer:
     _signals: SignalSource
 
     async def observe(
-        self,
-        record: RunRecord,
-        run: VCPORun,
-        memory: RunMemory,
-        before: RunStatus,
-        *,
-        now_s: float,
+        self, record: RunRecord, run: VCPORun, memory: RunMemory, before: RunStatus, *, now_s: float
     ) -> ObservedState:
         key, watched = record.key, self._view.observed_state(record.key)
         if _is_read_due(watched, memory, before, record.generation, now_s):

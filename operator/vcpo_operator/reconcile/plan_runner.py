@@ -133,11 +133,7 @@ class PlanRunner:
             memory.record_action(action, applied)
 
     async def _record_applied(
-        self,
-        snapshot: Snapshot,
-        memory: RunMemory,
-        desired: DesiredState,
-        applied: ObservedChild,
+        self, snapshot: Snapshot, memory: RunMemory, desired: DesiredState, applied: ObservedChild
     ) -> None:
         if applied.kind is Kind.CONFIG_MAP:
             memory.applied_revision = desired.revision

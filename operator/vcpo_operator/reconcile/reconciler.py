@@ -167,9 +167,7 @@ class Reconciler:
             await self._writer.write(snapshot, memory, autoscale, result)
             requeue_after_s = snapshot.requeue_after_s(self._clock())
         return ReconcileResult(
-            requeue_after_s=requeue_after_s,
-            error=result.error,
-            retry_after_s=result.retry_after_s,
+            requeue_after_s=requeue_after_s, error=result.error, retry_after_s=result.retry_after_s
         )
 
     async def _forget_run(self, record: RunRecord | None, key: RunKey) -> None:

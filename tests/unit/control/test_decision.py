@@ -67,7 +67,7 @@ def test_a_starving_run_grows_and_says_why():
     assert decision.condition(ConditionType.LEARNER_FED).reason is Reason.SCALING_UP
     change = "Rollout group 'main' 2 -> 4 workers"
     assert [each.sentence for each in decision.changes] == [
-        f"{change}: the learner waited 50.0% of the time at 3 trajectories/s.",
+        f"{change}: the learner waited 50.0% of the time at 3 trajectories/s."
     ]
 
 

@@ -139,11 +139,7 @@ def test_unknown_ess_holds_the_lag():
 
 def test_a_learner_gone_back_to_a_checkpoint_is_followed_from_there():
     throttle = ThrottleState(
-        lag_limit_steps=4,
-        progress=30,
-        judged_step=90,
-        tightened_step=85,
-        tightened_lag_steps=4,
+        lag_limit_steps=4, progress=30, judged_step=90, tightened_step=85, tightened_lag_steps=4
     )
     back = after(throttle, EssHealth.BELOW_FLOOR, start=50)
     assert back == ThrottleState(lag_limit_steps=4, judged_step=50, tightened_lag_steps=4)

@@ -12,12 +12,7 @@ import pytest
 
 from tests.fixtures.records import STEP
 from tests.fixtures.samples import make_sample
-from tests.fixtures.tracking import (
-    tensorboard_scalars,
-    tensorboard_texts,
-    wandb_history,
-    wandb_ids,
-)
+from tests.fixtures.tracking import tensorboard_scalars, tensorboard_texts, wandb_history, wandb_ids
 from vcpo.api import SpecError, VCPORun
 from vcpo.api.tracking import Sink, SinkName, Tracking
 from vcpo.records.journal import EvaluationRecord, EventRecord, Journal

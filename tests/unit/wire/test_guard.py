@@ -9,14 +9,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from tests.unit.wire.echo_service import (
-    KEY,
-    KEYS,
-    SERVICE,
-    TIMEOUT_S,
-    Echo,
-    manifest,
-)
+from tests.unit.wire.echo_service import KEY, KEYS, SERVICE, TIMEOUT_S, Echo, manifest
 from vcpo.wire import guard as guard_module
 from vcpo.wire import limits
 from vcpo.wire.client import open_channel
@@ -275,8 +268,7 @@ async def test_a_probe_says_when_it_ends(timeout):
 
 
 @pytest.mark.parametrize(
-    ("max_open_files", "connections"),
-    [(-1, 8192), (1024, 768), (65_536, 8192), (300, 150)],
+    ("max_open_files", "connections"), [(-1, 8192), (1024, 768), (65_536, 8192), (300, 150)]
 )
 def test_connections_leave_files_for_everything_else(max_open_files, connections):
     options = dict(server_options(max_open_files))

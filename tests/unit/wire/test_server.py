@@ -9,14 +9,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from tests.unit.wire.echo_service import (
-    KEY,
-    KEYS,
-    SERVICE,
-    TIMEOUT_S,
-    Echo,
-    manifest,
-)
+from tests.unit.wire.echo_service import KEY, KEYS, SERVICE, TIMEOUT_S, Echo, manifest
 from vcpo.wire.access.roles import RoleKeys
 from vcpo.wire.client import open_channel
 from vcpo.wire.limits import MAX_MESSAGE_BYTES

@@ -36,12 +36,7 @@ from vcpo.wire.failures import (
     one_line,
 )
 from vcpo.wire.limits import CHANNEL_OPTIONS
-from vcpo.wire.packing import (
-    pack_logprobs,
-    pack_token_ids,
-    unpack_logprobs,
-    unpack_token_ids,
-)
+from vcpo.wire.packing import pack_logprobs, pack_token_ids, unpack_logprobs, unpack_token_ids
 from vcpo.wire.phase import RunPhase, phase_from_message, phase_to_message
 from vcpo.wire.server import WireServer
 from vcpo.wire.v1 import (
@@ -172,10 +167,7 @@ CONTROL = {
     f"/vcpo.wire.v1.ControlService/{name}"
     for name in ("GetSignals", "SetThrottle", "Drain", "ReleaseWorker")
 }
-ALLOWED = {
-    "worker": WORK | POLICY,
-    "steering": CONTROL,
-}
+ALLOWED = {"worker": WORK | POLICY, "steering": CONTROL}
 KEYS = {role: f"key-of-{role}" for role in CallerRole}
 
 
@@ -292,10 +284,7 @@ async def test_no_call_passes_without_the_authority_and_the_name(tmp_path, case)
         "another authority": trusting(theirs),
         "another name": trusting(ours, "other-learner"),
     }[case]
-    async with (
-        serve(ours) as (_, address),
-        open_channel(address, key=None, trust=trust) as channel,
-    ):
+    async with serve(ours) as (_, address), open_channel(address, key=None, trust=trust) as channel:
         assert await refusal(channel) is grpc.StatusCode.UNAVAILABLE
 
 
@@ -314,10 +303,7 @@ async def test_a_renewed_certificate_serves_new_connections_and_old_ones_go_on(t
     write_certificates(served, [NAME])
     write_certificates(renewed, [NAME])
     before, after = trusting(served), trusting(renewed)
-    async with (
-        serve(served) as (_, address),
-        open_channel(address, key=None, trust=before) as old,
-    ):
+    async with serve(served) as (_, address), open_channel(address, key=None, trust=before) as old:
         assert await manifest(old) == 7
         for name in ("tls.crt", "tls.key"):
             (served / name).write_bytes((renewed / name).read_bytes())

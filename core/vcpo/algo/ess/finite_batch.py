@@ -82,10 +82,7 @@ def finite_batch_law(variance: Scalar, num_weights: SupportsInt) -> FiniteBatchL
 
 
 def nats_at_size(
-    nats: Scalar,
-    num_weights: SupportsInt,
-    other_size: SupportsInt,
-    mismatch_nats: Scalar = 0.0,
+    nats: Scalar, num_weights: SupportsInt, other_size: SupportsInt, mismatch_nats: Scalar = 0.0
 ) -> float:
     """Return what batches of another size, without mismatch, miss of the same drift.
 

@@ -47,10 +47,7 @@ class TokenSums:
         Raises: ValueError if empty; NonFiniteWeightError for a NaN or +inf.
         """
         log_ratios = vector(log_ratios, "log_ratios")
-        return cls(
-            weights=WeightMoments.of(log_ratios),
-            k3_sum=math.fsum(map(k3, log_ratios)),
-        )
+        return cls(weights=WeightMoments.of(log_ratios), k3_sum=math.fsum(map(k3, log_ratios)))
 
     @property
     def kl_per_token(self) -> float:
