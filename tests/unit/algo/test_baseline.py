@@ -4,11 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vcpo.algo.baseline import (
-    mean_baseline,
-    optimal_baseline,
-    pessimistic_baseline,
-)
+from vcpo.algo.baseline import mean_baseline, optimal_baseline, pessimistic_baseline
 from vcpo.algo.ess.importance_weights import NonFiniteWeightError
 
 rewards_and_norms = st.lists(

@@ -135,10 +135,7 @@ def test_every_container_says_what_it_needs():
 
 TEST_POD = {
     "podSelector": {
-        "matchLabels": {
-            "app.kubernetes.io/instance": "vcpo",
-            "app.kubernetes.io/component": "test",
-        }
+        "matchLabels": {"app.kubernetes.io/instance": "vcpo", "app.kubernetes.io/component": "test"}
     }
 }
 
@@ -167,10 +164,7 @@ def test_the_api_server_can_be_narrowed_to_addresses():
 def test_only_learners_can_be_called_on_their_port():
     (peers,) = egress_to(7600)
     assert peers == [
-        {
-            "namespaceSelector": {},
-            "podSelector": {"matchLabels": {"vcpo.dev/role": "learner"}},
-        }
+        {"namespaceSelector": {}, "podSelector": {"matchLabels": {"vcpo.dev/role": "learner"}}}
     ]
 
 

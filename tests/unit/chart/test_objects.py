@@ -10,14 +10,7 @@ import kubernetes_validate
 import pytest
 
 from tests.fixtures.chart.monitor_schemas import KINDS, validate_monitor
-from tests.fixtures.chart.rendering import (
-    CHART,
-    NAMESPACE,
-    of_kind,
-    only,
-    operator_pod,
-    render,
-)
+from tests.fixtures.chart.rendering import CHART, NAMESPACE, of_kind, only, operator_pod, render
 from tests.fixtures.chart.variants import EVERYTHING, all_variants
 
 VARIANTS = all_variants()

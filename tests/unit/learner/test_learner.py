@@ -15,12 +15,7 @@ from tests.fixtures.learner.dispatcher import ManualClock, make_run
 from tests.fixtures.learner.options import options
 from tests.fixtures.learner.updates import spec_of
 from vcpo.api.learner import ActivationCheckpointing, Learner
-from vcpo.service.lifecycle import (
-    CANNOT_START,
-    DRAINED,
-    RANK_LOST,
-    StartError,
-)
+from vcpo.service.lifecycle import CANNOT_START, DRAINED, RANK_LOST, StartError
 from vcpo.service.logs import END_VARIABLE
 from vcpo.service.run_lock import LockHolder, run_lock
 from vcpo.wire.phase import RunPhase

@@ -186,8 +186,7 @@ def test_without_a_checkpoint_that_is_whole_each_is_named_with_what_to_do(folder
 
 
 @pytest.mark.parametrize(
-    "stray",
-    ["step-99", "step-000000003", "step-00000099.bak", "my-step-00000099"],
+    "stray", ["step-99", "step-000000003", "step-00000099.bak", "my-step-00000099"]
 )
 def test_a_stray_folder_is_never_taken_for_a_checkpoint(folder, tmp_path, stray):
     save(folder, 3)

@@ -26,11 +26,7 @@ from vcpo_learner.estimator.clipping import (
     clip_factors,
     second_moment_mask,
 )
-from vcpo_learner.estimator.loss import (
-    regularized_rewards,
-    shaped_rewards,
-    token_coefficients,
-)
+from vcpo_learner.estimator.loss import regularized_rewards, shaped_rewards, token_coefficients
 from vcpo_learner.estimator.record import BatchSize
 from vcpo_learner.estimator.trial import require_own_functions
 

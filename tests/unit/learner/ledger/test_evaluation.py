@@ -2,12 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.fixtures.learner.dispatcher import (
-    TIMEOUT_S,
-    make_run,
-    make_trajectories,
-    prompts,
-)
+from tests.fixtures.learner.dispatcher import TIMEOUT_S, make_run, make_trajectories, prompts
 from vcpo_learner.ledger.evaluation import EvaluationResult, EvaluationRound
 
 

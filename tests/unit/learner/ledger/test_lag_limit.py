@@ -47,13 +47,7 @@ def test_a_host_that_has_not_heard_of_the_warning_does_not_raise_the_limit():
     assert dispatcher.throttle(5) == dispatcher.lag_limit_steps == 0
 
 
-@pytest.mark.parametrize(
-    ("health", "limits"),
-    [
-        ({}, [6, 6, 0]),
-        (OFF, [6, 6, 6]),
-    ],
-)
+@pytest.mark.parametrize(("health", "limits"), [({}, [6, 6, 0]), (OFF, [6, 6, 6])])
 def test_a_learner_reacts_to_a_critical_warning_unless_the_spec_forbids_it(health, limits):
     dispatcher, seen = make_dispatcher(**health), []
     for level in (OK, WARN, CRITICAL):

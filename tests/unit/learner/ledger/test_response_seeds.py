@@ -161,8 +161,7 @@ def test_a_partial_response_with_another_number_is_refused(ledger, numbers, refu
 def make_round(clock, *, step):
     """A round of one prompt with three responses."""
     run = make_run(
-        evaluation={"prompts": 1, "samplesPerPrompt": 3},
-        lease={"timeoutSeconds": TIMEOUT_S},
+        evaluation={"prompts": 1, "samplesPerPrompt": 3}, lease={"timeoutSeconds": TIMEOUT_S}
     )
     return EvaluationRound(run.spec, step=step, incarnation="now", clock=clock)
 

@@ -221,9 +221,7 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(limit=LIMITS)
     def drop_late(self, limit):
         self.ledger.drop_late(
-            step=self.model.step,
-            max_policy_lag_steps=MAX_LAG_STEPS,
-            lag_limit_steps=limit,
+            step=self.model.step, max_policy_lag_steps=MAX_LAG_STEPS, lag_limit_steps=limit
         )
         self.model.drop_late(self.failures_of, MAX_LAG_STEPS, limit)
 

@@ -74,9 +74,7 @@ def test_a_certain_token_has_a_log_probability_of_at_most_zero():
     call = one.call(size=ONE_TILE)
     hidden = torch.tensor([[1.0, 0.0, 0.0]]).repeat(len(one.targets), 1)
     call = type(call)(
-        targets=torch.zeros(len(hidden), dtype=torch.int64),
-        form=LogitForm(),
-        temperature=1.0,
+        targets=torch.zeros(len(hidden), dtype=torch.int64), form=LogitForm(), temperature=1.0
     )
     found = apply_head(hidden, weight, None, call)
     assert bool((found.logprobs <= 0.0).all())
@@ -179,8 +177,7 @@ def gradients_of(one, form):
 
 def sums_like(parameter):
     return GradientSums(
-        weighted=torch.zeros_like(parameter),
-        by_group=parameter.new_zeros(4, *parameter.shape),
+        weighted=torch.zeros_like(parameter), by_group=parameter.new_zeros(4, *parameter.shape)
     )
 
 

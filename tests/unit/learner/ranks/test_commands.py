@@ -63,10 +63,7 @@ def exchange(ranks):
 
 def test_commands_run_on_all_ranks_and_a_common_error_ends_only_its_command():
     (result, _), *followers = run_ranks(3, exchange)
-    assert result == (
-        [1 / 3, 2 / 3, 2 / 3, "the batch is bad"],
-        [1 / 3, 1 / 3, 1 / 3],
-    )
+    assert result == ([1 / 3, 2 / 3, 2 / 3, "the batch is bad"], [1 / 3, 1 / 3, 1 / 3])
     for _, seen in followers:
         assert seen == [(2.0, {"whole": 1.0}), (1.0, {"whole": 1.0})]
 

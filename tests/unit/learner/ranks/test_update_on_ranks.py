@@ -335,10 +335,6 @@ def test_all_ranks_hold_equal_bits(found):
 
 def is_equal(one: Outcome, other: Outcome) -> bool:
     tensors = [(one.gradient, other.gradient), (one.parameters, other.parameters)]
-    return (one.norms, one.results, one.texts) == (
-        other.norms,
-        other.results,
-        other.texts,
-    ) and all(
+    return (one.norms, one.results, one.texts) == (other.norms, other.results, other.texts) and all(
         torch.equal(mine[name], each) for mine, theirs in tensors for name, each in theirs.items()
     )

@@ -32,12 +32,7 @@ from vcpo.service.lifecycle import StartError
 from vcpo_learner.forward.activation_checkpointing import set_checkpoints
 from vcpo_learner.forward.attention import select_attention
 from vcpo_learner.schedule import token_budget
-from vcpo_learner.schedule.micro_steps import (
-    MicroBatchBudget,
-    fit,
-    group_micro_steps,
-    micro_steps,
-)
+from vcpo_learner.schedule.micro_steps import MicroBatchBudget, fit, group_micro_steps, micro_steps
 from vcpo_learner.schedule.token_budget import (
     MemoryUse,
     ModelSize,

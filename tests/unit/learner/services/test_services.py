@@ -304,10 +304,7 @@ def test_what_is_at_the_bounds_is_accepted(trajectory):
     ("routes", "problem"),
     [
         (replace(ROUTES, experts=bytes((0, 4))), "expert_routes.experts: must be 0 to 3, got 4"),
-        (
-            replace(ROUTES, num_layers=1),
-            "expert_routes.num_layers: must be 2, the model's, got 1",
-        ),
+        (replace(ROUTES, num_layers=1), "expert_routes.num_layers: must be 2, the model's, got 1"),
     ],
     ids=["expert", "layers"],
 )
@@ -370,8 +367,7 @@ def test_a_partial_response_keeps_to_the_same_bounds(vocabulary_size, partial, p
 @pytest.mark.parametrize("make", [llama, gpt2])
 def test_the_bounds_are_the_models_and_the_runs(make):
     run = make_run(
-        sampling={"maxNewTokens": 5},
-        environment={"name": "sort_digits", "maxAbsoluteReward": 2.5},
+        sampling={"maxNewTokens": 5}, environment={"name": "sort_digits", "maxAbsoluteReward": 2.5}
     )
     assert bounds_of(run, make()) == ResponseBounds(
         vocabulary_size=23, max_new_tokens=5, context_tokens=64, max_absolute_reward=2.5

@@ -296,10 +296,7 @@ async def test_a_damaged_checkpoint_is_reported_and_set_aside_and_the_one_before
     assert str(parameters) in told.message
     assert "resuming from step 1" in told.message
     counts = later.dispatcher.ledger.counts()
-    assert (counts.consumed, counts.buffered) == (
-        4,
-        4,
-    )  # the log has the step after it
+    assert (counts.consumed, counts.buffered) == (4, 4)  # the log has the step after it
     assert await later.run() is RunPhase.COMPLETE
     assert later.update.steps == [1, 2]
     names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())

@@ -96,8 +96,7 @@ class Leader(Rank):
         )
         self.server = WireServer(keys=None)
         policy_pb2_grpc.add_PolicyServiceServicer_to_server(
-            PolicyService(self.policies, self.dispatcher),
-            self.server.grpc_server,
+            PolicyService(self.policies, self.dispatcher), self.server.grpc_server
         )
 
     async def on_ranks(self, name, work, **fields):

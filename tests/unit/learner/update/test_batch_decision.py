@@ -158,8 +158,7 @@ def test_equal_rewards_say_something_where_more_than_rewards_counts(method):
 
 
 @pytest.mark.parametrize(
-    ("method", "expected"),
-    [("vcpo2", True), ("cispo", True), ("grpo", False), ("vtrace", False)],
+    ("method", "expected"), [("vcpo2", True), ("cispo", True), ("grpo", False), ("vtrace", False)]
 )
 def test_one_pass_is_enough_where_those_that_share_a_baseline_decide_for_themselves(
     method, expected
