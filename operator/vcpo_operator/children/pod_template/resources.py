@@ -115,7 +115,7 @@ def _amount(quantity: str) -> float:
     if unit[:1] in ("e", "E") and len(unit) > 1 and unit != "Ei":
         return float(number + unit)
     power = "num kMGTPE".index(unit[0].replace("K", "k")) - 3 if unit else 0
-    return float(number) * (1024 if unit.endswith("i") else 1000) ** power
+    return float(number) * (1024.0 if unit.endswith("i") else 1000.0) ** power
 
 
 def quantity_problems(resources: Mapping[str, Any], path: str) -> Iterator[str]:
