@@ -26,6 +26,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from importlib.util import find_spec
 from logging.handlers import BufferingHandler
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn, TextIO, TypeVar
@@ -127,7 +128,8 @@ def _try_engines(run: VCPORun) -> None:
 
     with start_errors():
         for group in run.spec.rollouts:
-            if ":" in group.engine_name:
+            is_of_vllm = group.engine_arguments and find_spec("vllm")
+            if ":" in group.engine_name or is_of_vllm:
                 find_engine(run.spec, group)
 
 

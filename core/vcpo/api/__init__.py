@@ -3,13 +3,7 @@
 from vcpo.api.advice import algorithm_warnings, batch_warnings, rollout_warnings
 from vcpo.api.continuation import continuation_changes, continuation_document
 from vcpo.api.errors import FieldProblem, SpecError
-from vcpo.api.files import (
-    load_document,
-    load_run,
-    parse_document,
-    parse_run,
-    run_to_yaml,
-)
+from vcpo.api.files import load_document, load_run, parse_document, parse_run, run_to_yaml
 from vcpo.api.gpu_defaults import (
     GpuUse,
     asks_for_accelerators,

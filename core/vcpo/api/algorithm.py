@@ -17,14 +17,7 @@ from vcpo.algo.ess.learning_rate import LearningRateRule
 from vcpo.algo.ess.trust_region import TARGET_ESS_RATIO, TrustRegion, horizon_of_lag
 from vcpo.algo.ess.unit import EssKind
 from vcpo.algo.ess.verdict import StepLimits
-from vcpo.algo.methods import (
-    LOSS_CONFIGS,
-    SETTINGS,
-    Aggregation,
-    KLPenalty,
-    LossConfig,
-    Method,
-)
+from vcpo.algo.methods import LOSS_CONFIGS, SETTINGS, Aggregation, KLPenalty, LossConfig, Method
 from vcpo.api.fields import (
     Ratio,
     Section,
@@ -213,13 +206,7 @@ class Algorithm(Section):
             yield conflict("baselineScope", value=str(scope), message=message)
 
 
-_STAGES: Final = (
-    "loss",
-    "baseline",
-    "baseline_scope",
-    "aggregation",
-    "learning_rate_rule",
-)
+_STAGES: Final = ("loss", "baseline", "baseline_scope", "aggregation", "learning_rate_rule")
 """The stages of a `LossConfig` that fields of the same name replace."""
 
 

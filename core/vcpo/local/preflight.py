@@ -140,9 +140,9 @@ def _trials(run: VCPORun, *, tries_model: bool) -> Iterator[MachineFindings]:
     command, field = (_ROLLOUT_TRIAL, "--environment"), "spec.environment.name"
     name = run.spec.environment.name
     yield _try(run, *command, needs=_ROLLOUT_PACKAGE, field=field, name=name)
-    engines = [group.engine_name for group in run.spec.rollouts]
-    for index, name in enumerate(engines):
-        if ":" in name:  # one trial looks at all of them
+    for index, group in enumerate(run.spec.rollouts):
+        name = group.engine_name
+        if ":" in name or group.engine_arguments:  # one trial looks at all of them
             command, field = (_ROLLOUT_TRIAL, "--engine"), f"spec.rollouts[{index}].engine"
             yield _try(run, *command, needs=_TENSORS, field=field, name=name)
             break

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import logging
 import os
@@ -141,8 +142,19 @@ def find_engine(spec: VCPORunSpec, group: RolloutGroup) -> EngineClass:
             field=f"{field}Arguments",
             name=name,
         )
+        if name == EngineName.VLLM:
+            _check_names_of_vllm(group, f"{field}Arguments")
         return cast("EngineClass", engine_class)
     raise ValueError(f"{field}: {name!r}: its `load` must be a class method")
+
+
+def _check_names_of_vllm(group: RolloutGroup, field: str) -> None:
+    from vllm import AsyncEngineArgs
+
+    known = inspect.signature(AsyncEngineArgs).parameters
+    for name in group.engine_arguments.keys() - known.keys():
+        likely = " or ".join(map(repr, difflib.get_close_matches(name, known))) or "another name"
+        raise ValueError(f"{field}.{name}: vLLM has no such argument; write {likely}, or remove it")
 
 
 def _field(spec: VCPORunSpec, group: RolloutGroup) -> str:

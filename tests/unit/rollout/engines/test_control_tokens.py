@@ -173,10 +173,7 @@ def test_what_a_tokenizer_cannot_keep_apart_gets_spaces():
     [
         (CHATML.replace("m.content", "m.content.strip() | trim"), f"a {END} b"),
         (CHATML.replace("m.content", "(m.content | tojson)"), f'"  a {END} b\\n"'),
-        (
-            CHATML.replace("m.content", "(m.content.split('</think>') | last)"),
-            f"  a {END} b\n",
-        ),
+        (CHATML.replace("m.content", "(m.content.split('</think>') | last)"), f"  a {END} b\n"),
         (CHATML.replace("m.content", "(m.content | tojson(ensure_ascii=true))"), "< | i m _ e n d"),
     ],
     ids=["strip", "tojson", "split", "ascii"],

@@ -9,12 +9,7 @@ import torch
 from tests.fixtures.rollout.models import request_for
 from tests.fixtures.vocabularies import tokenizer_of
 from tests.unit.rollout.engines.vllm.scoring import assert_scored_by_its_versions
-from tests.unit.rollout.engines.vllm.tiny_adapters import (
-    LORA,
-    adapted,
-    make_adapters,
-    version_of,
-)
+from tests.unit.rollout.engines.vllm.tiny_adapters import LORA, adapted, make_adapters, version_of
 from tests.unit.rollout.engines.vllm.tiny_vllm import NUM_PLACES, build, save_settings, start
 from vcpo.api.workloads import Lora
 from vcpo_rollout.engines.engine import EngineError

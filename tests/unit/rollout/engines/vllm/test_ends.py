@@ -49,10 +49,7 @@ async def test_the_death_of_vllms_process_and_its_cause_reach_every_caller(tmp_p
     settings, last_error = save_settings(tmp_path), LastError()
     llm = await asyncio.to_thread(start_llm, settings, last_error)
     engine = VllmEngine(
-        llm,
-        skeleton=load_skeleton(settings),
-        end_token_ids=frozenset(),
-        last_error=last_error,
+        llm, skeleton=load_skeleton(settings), end_token_ids=frozenset(), last_error=last_error
     )
     await engine.swap_weights(weights_of(build(seed=0), 1))
     endless = request_for((9,), max_new_tokens=ENDLESS)

@@ -14,11 +14,7 @@ from tests.unit.rollout.engines.vllm.scoring import (
     assert_scored_by_its_versions,
     assert_scored_with_kept_keys,
 )
-from tests.unit.rollout.engines.vllm.tiny_vllm import (
-    NUM_PLACES,
-    build,
-    save_settings,
-)
+from tests.unit.rollout.engines.vllm.tiny_vllm import NUM_PLACES, build, save_settings
 from vcpo.api.workloads import KvCache
 from vcpo.wire.trajectory import FinishReason
 from vcpo_rollout.engines.engine import EngineError, GenerationInterruptedError

@@ -68,8 +68,7 @@ def finished(routes):
 
 
 @pytest.mark.parametrize(
-    ("keys_version", "ages"),
-    [(None, (0, 0, 0)), (3, (0, 2, 0)), (1, (2, 4, 0)), (7, (0, 2, 0))],
+    ("keys_version", "ages"), [(None, (0, 0, 0)), (3, (0, 2, 0)), (1, (2, 4, 0)), (7, (0, 2, 0))]
 )
 def test_spans_say_how_old_the_keys_are_that_they_read(keys_version, ages):
     # Version 2 comes after 5: a learner began again, and what was kept is gone.

@@ -84,9 +84,7 @@ def mismatch(responses, reference):
         abs(ours - expected)
         for response in responses
         for ours, expected in zip(
-            response.logprobs,
-            forward_logprobs(reference, PROMPT, response.token_ids),
-            strict=True,
+            response.logprobs, forward_logprobs(reference, PROMPT, response.token_ids), strict=True
         )
     )
 

@@ -9,13 +9,10 @@ from vllm.triton_utils import HAS_TRITON
 
 from tests.fixtures.families import HYBRIDS, family
 from tests.unit.rollout.engines.vllm.tiny_vllm import save_settings
+from vcpo.api import VCPORunSpec
 from vcpo.api.workloads import KvCache, Model, Precision, RolloutGroup
-from vcpo_rollout.engines.vllm.start import (
-    VllmSettings,
-    engine_arguments,
-    for_model,
-    start_llm,
-)
+from vcpo_rollout.engines.factory import find_engine
+from vcpo_rollout.engines.vllm.start import VllmSettings, engine_arguments, for_model, start_llm
 
 
 def test_the_users_arguments_reach_vllm(tmp_path):
@@ -46,9 +43,7 @@ def test_vllm_is_given_the_length_of_a_rotary_table_that_has_one(tmp_path, kind,
 
 
 SETTINGS = VllmSettings(
-    model=Model(name="model"),
-    group=RolloutGroup(name="vllm", precision=Precision.BFLOAT16),
-    seed=7,
+    model=Model(name="model"), group=RolloutGroup(name="vllm", precision=Precision.BFLOAT16), seed=7
 )
 
 
@@ -106,3 +101,14 @@ def test_a_gpu_is_left_to_vllms_own_choices_but_for_what_makes_numbers_right():
     assert on_cpu.keys() - on_gpu.keys() == {*only_on_cpu, "enable_chunked_prefill"}
     assert on_cpu["enable_chunked_prefill"] is False
     assert on_cpu["kv_cache_memory_bytes"] == 1 << 30
+
+
+def test_an_argument_that_vllm_does_not_know_is_named_with_the_likely_one():
+    group = {"name": "a", "engine": "vllm", "engineArguments": {"max_num_batched_token": 8}}
+    required = {"model": {"name": "m"}, "environment": {"name": "countdown"}, "steps": 1}
+    spec = VCPORunSpec.model_validate({**required, "rollouts": [group]})
+    with pytest.raises(
+        ValueError,
+        match=r"engineArguments.max_num_batched_token: .* write 'max_num_batched_tokens'",
+    ):
+        find_engine(spec, spec.rollouts[0])
