@@ -29,7 +29,7 @@ TERMS = Terms(max_policy_lag_steps=4, prompts_per_step=8, group_size=4, lease_ti
 FIRST, SECOND = "train-1f-0/0", "train-1f-0/1"
 PASSED = {
     **dict.fromkeys(("lost", "double_trained", "mislabelled", "hangs", "silent", "orphans"), 0),
-    **dict.fromkeys(("wrongly_dropped", "wrong_steps", "unexpected_ends"), 0),
+    **dict.fromkeys(("wrongly_dropped", "wrong_steps", "wrong_records", "unexpected_ends"), 0),
     **dict.fromkeys(("confirmed", "trained", "weights", "labels_checked", "steps_checked"), 2),
     "faults": 300,
     "kinds": 25,
