@@ -31,10 +31,13 @@ kind: VCPORun
 metadata: {{name: pretrained}}
 spec:
   model: {{name: {model}}}
-  environment: {{name: "sums:Sums", systemPrompt: You answer with a number.}}
+  environment:
+    name: "sums:Sums"
+    parameters: {{values: [1, 4]}}
+    systemPrompt: You answer with a number.
   steps: 4
   sampling: {{maxNewTokens: 16}}
-  batch: {{promptsPerStep: 2, trajectoriesPerPrompt: 2}}
+  batch: {{promptsPerStep: 2, trajectoriesPerPrompt: 4}}
   evaluation: {{prompts: 3, temperature: 0.05}}
   checkpoint: {{everySteps: 100}}
   optimizer: {{learningRate: 1e-5}}
