@@ -171,7 +171,7 @@ async def expire(run: LiveRun, draw: random.Random) -> Injected:
 
 
 async def replace_authority(run: LiveRun, _: random.Random) -> Injected:
-    """Another authority signs; everybody is told of it, and goes on."""
+    """Another authority signs; workers end, and those after them trust it."""
     change = run.certificates.replace_authority
     return await _reconnect(run, change, "authority replaced", r"serving with a new certificate")
 
