@@ -80,24 +80,23 @@ WORKER = """
 import asyncio, json, multiprocessing, os, sys
 from pathlib import Path
 from tests.fixtures.rollout.models import request_for
-from tests.unit.rollout.engines.vllm.test_tensor_parallel import NUM_PROCESSES, PROMPT
 from tests.unit.rollout.engines.vllm.tiny_adapters import LORA, make_adapters, version_of
 from tests.unit.rollout.engines.vllm.tiny_vllm import build, start
 
 
-async def sample(folder):
+async def sample(folder, num_processes, prompt):
     base = build(seed=1)
     base.save_pretrained(folder)
-    engine = await start(folder, lora=LORA, tensor_parallel_size=NUM_PROCESSES)
+    engine = await start(folder, lora=LORA, tensor_parallel_size=int(num_processes))
     for version in (1, 2):
         await engine.swap_weights(version_of(make_adapters(base, seed=version), version))
-        found = await engine.generate(request_for(PROMPT, max_new_tokens=40))
+        found = await engine.generate(request_for(json.loads(prompt), max_new_tokens=40))
         (span,) = found.version_spans
         yield [span.policy_version, found.token_ids, found.logprobs]
 
 
-async def main(folder, pipe):
-    generations = [each async for each in sample(folder)]
+async def main(pipe, *asked):
+    generations = [each async for each in sample(*asked)]
     (process,) = multiprocessing.active_children()
     below = [
         child
@@ -118,12 +117,15 @@ It says so in a pipe of its own: other processes write to the standard output, a
 """
 
 
+ASKED = (str(NUM_PROCESSES), json.dumps(PROMPT))
+
+
 def test_each_process_takes_its_slice_of_adapters_and_none_outlives_a_killed_worker(tmp_path):
     script = tmp_path / "worker.py"
     script.write_text(WORKER)
     said, said_by_worker = os.pipe()
     worker = subprocess.Popen(
-        [sys.executable, script, tmp_path / "model", str(said_by_worker)],
+        [sys.executable, script, str(said_by_worker), tmp_path / "model", *ASKED],
         stdin=subprocess.PIPE,
         pass_fds=[said_by_worker],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
