@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,17 +25,22 @@ def open_channel(address: str, *, key: str | None, trust: Trust | None = None) -
     interceptors: list[grpc.aio.ClientInterceptor] = []
     if shown:
         interceptors = [_UnaryKeys(shown), _StreamKeys(shown)]
+    options = (*CHANNEL_OPTIONS, ("grpc.enable_http_proxy", int(_has_proxy(address))))
     if trust is None:
-        return grpc.aio.insecure_channel(
-            address, options=CHANNEL_OPTIONS, interceptors=interceptors
-        )
+        return grpc.aio.insecure_channel(address, options=options, interceptors=interceptors)
     named = () if trust.server_name is None else ((_SERVER_NAME, trust.server_name),)
     return grpc.aio.secure_channel(
         address,
         grpc.ssl_channel_credentials(root_certificates=trust.authority),
-        options=(*CHANNEL_OPTIONS, *named),
+        options=(*options, *named),
         interceptors=interceptors,
     )
+
+
+def _has_proxy(address: str) -> bool:
+    """Whether a proxy for gRPC alone is set; those of the hub are not for the learner."""
+    is_here = address.rpartition(":")[0] in ("127.0.0.1", "localhost", "[::1]")
+    return not is_here and "grpc_proxy" in os.environ
 
 
 _SERVER_NAME = "grpc.ssl_target_name_override"

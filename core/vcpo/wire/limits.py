@@ -46,7 +46,6 @@ _BOTH_ENDS: tuple[tuple[str, int], ...] = (
 
 CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     *_BOTH_ENDS,
-    ("grpc.enable_http_proxy", 0),  # that of the environment is for the hub, not for the learner
     ("grpc.initial_reconnect_backoff_ms", 500),
     ("grpc.max_reconnect_backoff_ms", round(1000 * RECONNECT_AFTER_S)),
     # Time for one attempt: the address of a deleted pod does not answer at all.
