@@ -89,7 +89,8 @@ def walk(mistake: Mistake, folder: Path) -> Walked:
     seconds = time.monotonic() - started_s
     return Walked(
         mistake=mistake,
-        status=process.returncode,
+        # As a shell shows it: an interrupt may come while the process ends.
+        status=130 if process.returncode == -signal.SIGINT else process.returncode,
         said=said,
         seconds=seconds,
         left=(*_new_files(folder, before, mistake), *_living(mark)),
