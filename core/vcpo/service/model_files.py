@@ -82,7 +82,7 @@ def local_model(name: str, *, with_weights: bool = True) -> str:
         return str(_fetched(name, _WEIGHTS + _OTHERS if with_weights else _OTHERS))
     except ModelFetchError:
         raise
-    except Exception as error:
+    except Exception as error:  # a storage's client may raise anything
         cause = f"{type(error).__name__}: {error}".splitlines()[0][:200]
         raise ModelFetchError(
             name,

@@ -4,6 +4,7 @@ import logging
 import os
 import signal
 import sys
+from contextlib import suppress
 from importlib import import_module
 from typing import NoReturn
 
@@ -33,5 +34,6 @@ def run_service(module: str) -> NoReturn:
         status = 1
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
-        stream.flush()
+        with suppress(OSError, ValueError):  # nobody reads it any more
+            stream.flush()
     os._exit(status)

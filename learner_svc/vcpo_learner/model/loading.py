@@ -150,12 +150,12 @@ def account_for(
     """
     parameters = {each for each, _ in model.named_parameters(remove_duplicate=False)}
     if random := sorted(parameters & set(missing)):
-        cure = "save the model again with transformers, or fetch its files again"
+        fix = "save the model again with transformers, or fetch its files again"
         if random == ["lm_head.weight"]:
-            cure += ", or, if the head is the embeddings, tie_word_embeddings: true in text_config"
+            fix += ", or, if the head is the embeddings, tie_word_embeddings: true in text_config"
         raise StartError(
             f"spec.model.name: the files of '{name}' have no values for {_list_names(random)}; they"
-            f" belong to another architecture than its config.json names, or are incomplete: {cure}"
+            f" belong to another architecture than its config.json names, or are incomplete: {fix}"
         )
     if initial := sorted(set(missing) - parameters):
         _LOGGER.warning(

@@ -361,6 +361,15 @@ def test_nothing_keeps_a_service_that_has_ended(main, status, told):
     assert ended.stderr.strip().endswith(told)
 
 
+def test_a_service_whose_output_nobody_reads_any_more_ends_too():
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-c", KEPT.format(main="lambda: 69")]
+    with open(writer, "w") as output:
+        ended = subprocess.run(command, stdout=output, check=False, timeout=TIMEOUT_S)
+    assert ended.returncode == 69
+
+
 @pytest.mark.parametrize(
     ("address", "parts"),
     [
