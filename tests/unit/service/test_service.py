@@ -365,8 +365,9 @@ def test_a_service_whose_output_nobody_reads_any_more_ends_too():
     reader, writer = os.pipe()
     os.close(reader)
     command = [sys.executable, "-c", KEPT.format(main="lambda: 69")]
-    with open(writer, "w") as output:
-        ended = subprocess.run(command, stdout=output, check=False, timeout=TIMEOUT_S)
+    own = {**os.environ, "PYTHONUNBUFFERED": ""}  # its words wait for the end
+    ended = subprocess.run(command, stdout=writer, env=own, check=False, timeout=TIMEOUT_S)
+    os.close(writer)
     assert ended.returncode == 69
 
 
