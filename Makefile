@@ -133,7 +133,7 @@ chart: .venv/installed ## package the chart, dist/chart; PUSH=oci://HOST/PATH se
 	@$(BIN)/python -m scripts.package_chart $(if $(PUSH),--push $(PUSH))
 
 bench: .venv/installed ## run every benchmark; the last line of each is one JSON object
-	@for name in estimators.reference_parity learner.opob_overhead learner.host_syncs learner_step estimators.calibration operator_scale learner.ingest rollout.weight_sync rollout.vllm_pause learner.learner_host publish early_warning async_speedup peers scaling model_families "seeds examples/sort_digits.yaml"; do echo "== $$name"; $(BIN)/python -m benchmarks.$$name || exit 1; done
+	@for name in estimators.reference_parity learner.host_syncs learner_step estimators.calibration operator_scale learner.ingest rollout.weight_sync rollout.vllm_pause learner.learner_host publish early_warning async_speedup peers scaling model_families "seeds examples/sort_digits.yaml"; do echo "== $$name"; $(BIN)/python -m benchmarks.$$name || exit 1; done
 
 clean: ## remove everything that was generated or installed
 	rm -rf .venv runs .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
