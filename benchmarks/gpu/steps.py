@@ -1,12 +1,12 @@
-"""Parts of whole steps: their speed, TRL beside them, their memory, and attention."""
+"""Parts of whole steps: their speed, alone and beside TRL's, on real lengths, and their memory."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import chain
 from typing import Any, Final, Protocol
 
 import torch
-from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from benchmarks.gpu.random_models import (
@@ -20,8 +20,11 @@ from benchmarks.gpu.random_models import (
     make_spec,
 )
 from benchmarks.gpu.setting import Figures, Setting
-from benchmarks.harness.group_tokens import Groups, tokens_of
-from benchmarks.harness.random_llama import shorten
+from benchmarks.gpu.stages import profile, stages_ms
+from benchmarks.harness.group_tokens import Groups
+from benchmarks.harness.measures import in_digits
+from benchmarks.harness.plain_step import PlainStep
+from benchmarks.harness.random_llama import log_normal_lengths, shorten
 from vcpo_learner.device import free_bytes
 from vcpo_learner.schedule import token_budget as plan
 from vcpo_learner.update.policy_update import PolicyUpdate
@@ -34,7 +37,6 @@ _WAYS: dict[str, dict[str, Any]] = {
 
 
 _GROUP_SIZE: Final = 8
-"""Trajectories of a batch, which is one group."""
 _MOST_LOGITS: Final = 1 << 30
 """Logits that the plain loop has at once; it holds each about four times, in 14 bytes."""
 
@@ -55,42 +57,9 @@ class OwnTrainer:
 
     def take(self, groups: Groups) -> str | None:
         """As `Trainer`."""
-        result = self._update.step(groups, policy_version=0)
-        self.attention_calls = result.attention_calls
-        return None if result.skipped is None else f"{result.skipped}: {result.skip_detail}"
-
-
-class PlainTrainer:
-    """A training loop on transformers: full logits, checkpointed layers, AdamW."""
-
-    def __init__(self, model: PreTrainedModel, setting: Setting) -> None:
-        self._model, self._setting = model, setting
-        # The library checkpoints in training mode only; the models here have no dropout.
-        model.gradient_checkpointing_enable({"use_reentrant": False})
-        model.train()
-        self._optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, fused=setting.is_gpu)
-
-    def take(self, groups: Groups) -> str | None:
-        """As many trajectories at a time as full logits allow."""
-        batch = tokens_of(groups)
-        num_rows, tokens = batch.input_ids.shape
-        advantages = (batch.rewards - batch.rewards.mean()).to(self._setting.device)
-        rows = max(1, _MOST_LOGITS // (tokens * self._model.config.vocab_size))
-        for first in range(0, num_rows, rows):
-            part = slice(first, first + rows)
-            means = self._logprobs(batch.input_ids[part]).mean(dim=(1, 2))
-            (-(advantages[part] * means).sum() / num_rows).backward()
-        nn.utils.clip_grad_norm_(self._model.parameters(), 1.0)
-        self._optimizer.step()
-        self._optimizer.zero_grad()
-        return None
-
-    def _logprobs(self, ids: Tensor) -> Tensor:
-        ids = ids.to(self._setting.device)
-        kind, is_gpu = self._setting.device.type, self._setting.is_gpu
-        with torch.autocast(kind, torch.bfloat16, enabled=is_gpu):
-            logits = self._model(input_ids=ids, use_cache=False).logits[:, :-1]
-        return logits.float().log_softmax(dim=-1).gather(2, ids[:, 1:, None])
+        self.result = self._update.step(groups, policy_version=0)
+        skipped = self.result.skipped
+        return None if skipped is None else f"{skipped}: {self.result.skip_detail}"
 
 
 def step_speed(setting: Setting) -> Figures:
@@ -106,7 +75,8 @@ def step_speed(setting: Setting) -> Figures:
         size, tokens = setting.choose(sizes[name], (TINY, 32))
         plain = None
         for way in ("plain", "group_mean", "opob_one_pass") if setting.is_quick else ways:
-            line = _speed(setting, size, ways[way], tokens=tokens)
+            is_profiled = way == "opob_one_pass"
+            line = _speed(setting, size, ways[way], tokens=tokens, is_profiled=is_profiled)
             rate = line.get("tokens_per_s")
             if rate is not None:
                 plain = plain or rate
@@ -169,31 +139,37 @@ def memory_plan(setting: Setting) -> Figures:
     yield {"peak_gib": line.get("peak_gib", line.get("error"))}
 
 
-def attention(setting: Setting) -> Figures:
-    """A step without norms on trajectories of two lengths, padded and packed without a mask."""
-    for tokens in setting.choose((2048, 8192), (32,)):
-        for name, layout in (("sdpa", "padded"), ("varlen", "packed")):
-            learner, batch = {"attention": name}, {"rowLayout": layout}
-            settings = {"method": "sequenceTis", "learner": learner, "batch": batch}
+def real_lengths(setting: Setting) -> Figures:
+    """Steps of 16 groups of 8 responses of log-normal lengths, with the learner's own defaults."""
+    num_groups, tokens = setting.choose((16, 1024), (2, 32))
+    for layout, attention in (("padded", "sdpa"), ("packed", "varlen")):
+        for way, method in (("opob", "vcpo"), ("group_mean", "sequenceTis")):
+            learner, batch = {"attention": attention}, {"rowLayout": layout}
             line = _speed(
                 setting,
                 setting.choose(QWEN_1_5B, TINY),
-                lambda model, at, long, given=settings: OwnTrainer(
-                    model, at, group_size=_GROUP_SIZE, tokens=long, **given
-                ),
+                _own(method=method, num_groups=num_groups, learner=learner, batch=batch),
                 tokens=tokens,
-                is_uneven=True,
+                num_groups=num_groups,
+                is_profiled=way == "opob",
             )
-            yield {f"{layout}_{tokens}": line}
+            yield {f"{way}_{layout}": line}
 
 
-def _make_plain(model: PreTrainedModel, setting: Setting, _tokens: int) -> Trainer:
-    return PlainTrainer(model, setting)
+def _make_plain(model: PreTrainedModel, setting: Setting, tokens: int) -> Trainer:
+    # The library checkpoints in training mode only; the models here have no dropout.
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    model.train()
+    rows = max(1, _MOST_LOGITS // (tokens * model.config.vocab_size))
+    return PlainStep(model, rows, uses_bfloat16=setting.is_gpu)
 
 
 def _maker(way: str) -> Callable[[PreTrainedModel, Setting, int], Trainer]:
     learner = {"activationCheckpointing": "layers", **_WAYS[way].get("learner", {})}
-    settings = {**_WAYS[way], "learner": learner}
+    return _own(**{**_WAYS[way], "learner": learner})
+
+
+def _own(**settings: Any) -> Callable[[PreTrainedModel, Setting, int], Trainer]:
     return lambda model, setting, tokens: OwnTrainer(
         model, setting, group_size=_GROUP_SIZE, tokens=tokens, **settings
     )
@@ -205,40 +181,47 @@ def _speed(
     make: Callable[[PreTrainedModel, Setting, int], Trainer],
     *,
     tokens: int,
-    is_uneven: bool = False,
+    num_groups: int = 1,
     repeats: int = 3,
+    is_profiled: bool = False,
 ) -> dict[str, Any]:
     """Tokens per second and memory of a trainer's steps; `error` where one does not fit.
 
-    tokens: of each of eight trajectories.
-    is_uneven: whether every second trajectory has a quarter of the tokens.
+    tokens: of the longest trajectory. num_groups: if several, responses have real lengths.
     """
     setting.forget()
     try:
         model = make_model(size, setting.device)
-        groups: Groups = make_groups(model, setting, group_size=_GROUP_SIZE, tokens=tokens)
-        if is_uneven:
-            groups = _uneven(groups, tokens // 4)
+        shape = {"num_groups": num_groups, "group_size": _GROUP_SIZE, "tokens": tokens}
+        groups: Groups = make_groups(model, setting, **shape)
+        groups = groups if num_groups == 1 else _with_real_lengths(groups)
         trainer = make(model, setting, tokens)
-        skipped = trainer.take(groups)
+        skipped = [trainer.take(groups)]
         setting.forget()
-        seconds = setting.seconds(lambda: trainer.take(groups), repeats=repeats)
+        seconds = setting.seconds(lambda: skipped.append(trainer.take(groups)), repeats=repeats)
     except torch.OutOfMemoryError:
         return {"error": "out of memory"}
-    count = sum(len(one.prompt_token_ids) + len(one.response_token_ids) for one in groups[0])
-    line = {
+    every = chain.from_iterable(groups)
+    count = sum(len(one.prompt_token_ids) + len(one.response_token_ids) for one in every)
+    line: dict[str, Any] = {
         "parameters": sum(each.numel() for each in model.parameters()),
         "tokens": count,
         "tokens_per_s": round(count / seconds, 1),
         "seconds": round(seconds, 4),
         "peak_gib": setting.peak_gib(),
+        "skipped_steps": [why for why in skipped if why is not None],
     }
-    if isinstance(trainer, OwnTrainer) and trainer.attention_calls:
-        line["attention"] = dict(trainer.attention_calls)
-    return line if skipped is None else line | {"skipped_step": skipped}
+    if isinstance(trainer, OwnTrainer):
+        line["attention"] = dict(trainer.result.attention_calls)
+        line["times_s"] = in_digits(trainer.result.times.by_stage())
+        line["stages_ms"] = stages_ms(setting, lambda: trainer.take(groups))
+    if is_profiled:
+        line["profile"] = profile(setting, lambda: trainer.take(groups), seconds)
+    return line
 
 
-def _uneven(groups: Groups, short: int) -> Groups:
-    return [
-        [shorten(one, short) if at % 2 else one for at, one in enumerate(group)] for group in groups
-    ]
+def _with_real_lengths(groups: Groups) -> Groups:
+    most = len(groups[0][0].response_token_ids)
+    drawn = log_normal_lengths(sum(map(len, groups)), median=max(1, most // 3), most=most)
+    lengths = iter(drawn)
+    return [[shorten(one, next(lengths)) for one in group] for group in groups]

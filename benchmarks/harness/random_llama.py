@@ -1,6 +1,8 @@
 """A Llama with random parameters and a batch for it to train on, for benchmarks of an update."""
 
+import math
 from dataclasses import replace
+from random import Random
 
 import torch
 from torch import Tensor
@@ -63,6 +65,13 @@ def random_groups(
         for row, ids in enumerate(tokens)
     ]
     return [flat[start : start + group_size] for start in range(0, len(flat), group_size)]
+
+
+def log_normal_lengths(count: int, *, median: int, most: int) -> list[int]:
+    """Return lengths of responses, in [1, most], whose logarithms have a deviation of 1."""
+    random = Random(0)  # noqa: S311 - lengths, no secret
+    drawn = (random.lognormvariate(math.log(median), 1.0) for _ in range(count))
+    return [min(most, max(1, int(each))) for each in drawn]
 
 
 def shorten(trajectory: Trajectory, num_tokens: int) -> Trajectory:

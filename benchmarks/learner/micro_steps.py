@@ -8,10 +8,9 @@ The last line printed is JSON: the largest ratios. Aims: at most 1.15 padded, an
 """
 
 import json
-import math
 from itertools import product
-from random import Random
 
+from benchmarks.harness.random_llama import log_normal_lengths
 from vcpo_learner.schedule.micro_steps import MicroBatchBudget, micro_steps
 
 BUDGETS = (7_862, 40_784, 100_000)  # what three cards hold at 1.5 B parameters
@@ -24,9 +23,8 @@ def main() -> None:
     """Print a line for each batch and budget, and the largest ratios as JSON."""
     largest = {"padded": 0.0, "packed": 0.0}
     for (rows, median, most), tokens, layout in product(BATCHES, BUDGETS, largest):
-        random = Random(0)  # noqa: S311 - lengths, no secret
-        drawn = [random.lognormvariate(math.log(median), 1.0) for _ in range(rows)]
-        lengths = [min(most, max(1, int(each))) + PROMPT_TOKENS for each in drawn]
+        drawn = log_normal_lengths(rows, median=median, most=most)
+        lengths = [each + PROMPT_TOKENS for each in drawn]
         budget = MicroBatchBudget(
             trajectories=rows, tokens=tokens, counts_padding=layout == "padded"
         )

@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import Final, NamedTuple, Protocol, Self
 
 import torch
-from torch import Tensor
 from transformers import LlamaForCausalLM
 
-from benchmarks.harness.group_tokens import Groups, Tokens, tokens_of
+from benchmarks.harness.group_tokens import Groups
 from benchmarks.harness.made import run_spec
 from benchmarks.harness.measures import peak_resident_bytes, resident_bytes
+from benchmarks.harness.plain_step import LARGEST_GRADIENT_NORM, LEARNING_RATE, PlainStep
 from benchmarks.harness.random_llama import random_groups, random_llama, shorten
 from examples.models import smollm2
 from vcpo.api import VCPORunSpec
@@ -101,9 +101,6 @@ def make_groups(size: Size) -> Groups:
     )
 
 
-LEARNING_RATE = 1e-6
-LARGEST_GRADIENT_NORM = 1.0
-WEIGHT_CAP = 8.0
 WARM_UP_TOKENS = 8
 
 
@@ -134,11 +131,15 @@ def step_class(side: Side) -> Callable[[Size], TrainingStep]:
     """Return what makes a side's step; every side makes the same model."""
     match side:
         case Side.PLAIN:
-            return PlainStep
+            return _plain_step
         case Side.TRL:
             importlib.import_module("trl")  # its memory is no side's
             return _trl_step
     return partial(LearnerStep, method=_METHODS[side])
+
+
+def _plain_step(size: Size) -> TrainingStep:
+    return PlainStep(make_model(size), size.micro_batch, uses_bfloat16=size.folder is not None)
 
 
 def _trl_step(size: Size) -> TrainingStep:
@@ -157,40 +158,6 @@ def _trl_step(size: Size) -> TrainingStep:
 def warm_up(step: TrainingStep, groups: Groups) -> None:
     """Take a step on the first response tokens: it makes the optimizer's state."""
     step.take([[shorten(one, WARM_UP_TOKENS) for one in group] for group in groups])
-
-
-class PlainStep:
-    """A training loop on transformers, as anyone would write it."""
-
-    def __init__(self, size: Size) -> None:
-        self.model = make_model(size)
-        self._optimizer = torch.optim.AdamW(
-            self.model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0.0
-        )
-        self._micro_batch = size.micro_batch
-        self._is_bfloat16 = size.folder is not None
-
-    def take(self, groups: Groups) -> None:
-        """Forward, loss and backward for each micro-batch; then clipping and AdamW."""
-        batch = tokens_of(groups)
-        rewards = batch.rewards.view(len(groups), -1)
-        advantages = (rewards - rewards.mean(dim=1, keepdim=True)).flatten()
-        for start in range(0, len(advantages), self._micro_batch):
-            part = slice(start, start + self._micro_batch)
-            self._loss(batch, part, advantages[part]).backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), LARGEST_GRADIENT_NORM)
-        self._optimizer.step()
-        self._optimizer.zero_grad()
-
-    def _loss(self, batch: Tokens, part: slice, advantages: Tensor) -> Tensor:
-        ids, first = batch.input_ids[part], batch.num_prompt_tokens
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=self._is_bfloat16):
-            logits = self.model(input_ids=ids, use_cache=False).logits[:, first - 1 : -1].float()
-        logprobs = logits.log_softmax(dim=-1).gather(2, ids[:, first:, None])[..., 0]
-        ratios = (logprobs.detach() - batch.rollout_logprobs[part]).sum(dim=1).exp()
-        means = logprobs.mean(dim=1)
-        loss: Tensor = -(ratios.clamp(max=WEIGHT_CAP) * advantages * means).sum()
-        return loss / len(batch.rewards)
 
 
 class LearnerStep:
