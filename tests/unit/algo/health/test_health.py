@@ -15,7 +15,6 @@ from vcpo.algo.health.diagnostics import (
 )
 from vcpo.algo.health.early_warning import (
     CRITICAL_SCORE,
-    DEAD_STEPS,
     WARN_SCORE,
     EarlyWarning,
     StepHealth,
@@ -291,10 +290,11 @@ def test_the_score_tells_the_level():
 
 @pytest.mark.parametrize("numbers", [{"ess": 1.4}, {"gradient_norm": 9e-6}])
 def test_ten_steps_in_a_row_without_a_gradient_or_an_ess_are_dead(numbers):
-    almost = warning_after(*[0.9] * (DEAD_STEPS - 1), **numbers)
+    almost = warning_after(*[0.9] * 9, **numbers)
     assert almost.level is WarningLevel.OK
     assert warning_after(0.9, warning=almost, **numbers).level is WarningLevel.DEAD
     assert warning_after(0.9, 0.9, warning=almost).level is WarningLevel.OK
+    assert warning_after(*[0.9] * 20, ess=1.5, gradient_norm=1e-5).level is WarningLevel.OK
 
 
 def test_a_solved_batch_without_a_gradient_is_not_dead():
