@@ -113,7 +113,7 @@ _REWARD: Final = Chart(
     name="reward",
     title="Reward",
     unit="mean per trajectory",
-    caption="Should rise; dots are evaluations on held-out prompts.",
+    caption="Should rise; dots are evaluations on held-out prompts, red marks skipped steps.",
     curves=(Curve("training", lambda step: step.reward_mean, is_noisy=True),),
     low=None,
 )
@@ -377,8 +377,7 @@ def _chart_data(chart: Chart, recorded: RecordedRun) -> dict[str, Any]:
     ]
     if chart is _REWARD:
         rows, head = _rows_of(evaluations), {"ink": "ink-2", "table": "evaluations"}
-        ends = {"held out": 0.0, "chance, low": -1.0, "chance, high": 1.0}
-        for label, side in ends.items():
+        for label, side in [("held out", 0.0), ("chance", -1.0), ("chance", 1.0)]:
             column = _column(each.accuracy + side * band_of(each) for each in evaluations)
             style = "reference" if side else "dots"
             curves.append({**head, "label": label, "style": style, **_thinned(column, rows)})

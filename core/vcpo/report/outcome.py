@@ -22,12 +22,14 @@ _CONFIDENT = 1.96
 
 
 def held_out_text(metrics: Metrics) -> str:
-    """Return the held-out reward before and after, as `0.32 -> 0.98`; empty without evaluation."""
+    """Return the held-out reward, as `0.32 -> 0.98`, with its step if that is over; or ''."""
     if not (found := metrics.evaluations):
         return ""
-    if found[0].step == found[-1].step:
-        return f"{found[0].accuracy:.2f} at step {whole(found[0].step)}"
-    return f"{found[0].accuracy:.2f} -> {found[-1].accuracy:.2f}"
+    first, last = found[0], found[-1]
+    before = f"{first.accuracy:.2f} -> " if first.step < last.step else ""
+    is_old = any(last.step < each.step for each in metrics.steps[-1:])
+    at = "" if before and not is_old else f" at step {whole(last.step)}"
+    return f"{before}{last.accuracy:.2f}{at}"
 
 
 def band_of(evaluation: EvaluationRecord) -> float:

@@ -80,7 +80,8 @@ def _outcome(recorded: RecordedRun) -> dict[str, object]:
     phase, metrics = recorded.phase, recorded.metrics
     can_resume = phase in {"interrupted", "failed"}
     spec_file = recorded.run_dir / SPEC_FILE
-    findings = [each for each in recorded.judgements if each.name not in _SAID]
+    said = _SAID | {"left out"} if phase == "failed" else _SAID  # the failure says the cause
+    findings = [each for each in recorded.judgements if each.name not in said]
     told = [DropReason.GENERATION_FAILED] if "left out" in {each.name for each in findings} else []
     lost = left_out(metrics, but=told)
     return {

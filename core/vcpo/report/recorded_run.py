@@ -65,8 +65,9 @@ class RecordedRun:
         if self.last_step == self.run.spec.steps:
             steps = f"{whole(self.last_step)} steps"
         taken = f"{steps} ({duration(self.clock.total_s)})"
-        held_out = held_out_text(self.metrics)
-        return f"Held-out reward {held_out} in {taken}" if held_out else taken
+        if not (held_out := held_out_text(self.metrics)):
+            return taken
+        return f"Held-out reward {held_out}{'; ' if 'step' in held_out else ' in '}{taken}"
 
     @property
     def judgements(self) -> tuple[Judgement, ...]:

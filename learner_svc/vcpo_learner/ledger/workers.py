@@ -305,8 +305,7 @@ class FailureWatch:
         named = "; ".join(f"{one.count} of them: {self._sentence(one.latest)}" for one in causes)
         raise TooManyFailuresError(
             f"{troubles.in_a_row(Trouble.GENERATION)} generations in a row failed, on {where};"
-            f" {named}. Fix the cause and start the run again;"
-            " spec.failurePolicy.maxFailuresInARow sets how many are allowed"
+            f" {named}; spec.failurePolicy.maxFailuresInARow sets how many are allowed"
         )
 
     def _check_prompts(self) -> None:

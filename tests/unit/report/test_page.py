@@ -146,12 +146,6 @@ def test_the_report_is_written_from_a_run_directory(run, make_step, make_event, 
         assert '"running">running<' in write_report(tmp_path).read_text(encoding="utf-8")
 
 
-def test_a_second_report_replaces_the_first_and_leaves_nothing_beside_it(run, tmp_path):
-    (tmp_path / "spec.yaml").write_text(run_to_yaml(run))
-    assert write_report(tmp_path) == write_report(tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["report.html", "spec.yaml"]
-
-
 def head_of(run, metrics, events=(), **more):
     recorded = RecordedRun(run=run, metrics=metrics, events=tuple(events), **more)
     body = render_report(recorded).partition("<body>")[2].partition("<main>")[0]
@@ -174,7 +168,9 @@ def test_the_head_answers_what_came_of_the_run(run, make_step, make_evaluation, 
     )
 
 
-def test_an_interrupted_run_says_so_and_how_it_goes_on(run, make_step, make_event):
+def test_an_interrupted_run_says_what_it_reached_and_how_it_goes_on(
+    run, make_step, make_evaluation, make_event
+):
     events = [
         make_event("", 1000.0, kind="Started"),
         make_event("", 1030.0, kind="Draining"),
@@ -183,19 +179,27 @@ def test_an_interrupted_run_says_so_and_how_it_goes_on(run, make_step, make_even
     steps = (make_step(1, time_unix_s=1020.0), make_step(2, time_unix_s=5040.0))
     told = head_of(
         run,
-        Metrics(steps=steps, evaluations=()),
+        Metrics(steps=steps, evaluations=(make_evaluation(0, 0.35), make_evaluation(1, 0.9))),
         events,
         is_at_work=False,
         run_dir=Path("runs/r-001"),
     )
-    assert "interrupted at step 2 2 of 4 steps (1m 10s)" in told
+    told_first = (
+        "interrupted at step 2 Held-out reward 0.35 → 0.90 at step 1; 2 of 4 steps (1m 10s)"
+    )
+    assert told_first in told
     assert "vcpo run runs/r-001/spec.yaml --run-dir runs/r-001 --resume" in told
     assert "in 2 sessions" in told
     assert "trains as it should" not in told
 
 
-def test_a_failure_is_said_once_with_what_to_do(run, make_event):
-    told = head_of(run, EMPTY, [make_event("spec.steps: no `weights`", kind="Failed")])
+def test_a_failure_is_said_once_with_what_to_do(run, make_step, make_event):
+    lost = Metrics(steps=(make_step(dropped={"generation_failed": 45}),), evaluations=())
+    events = [
+        make_event("no `weights`", kind="GenerationFailed"),
+        make_event("spec.steps: no `weights`", kind="Failed"),
+    ]
+    told = head_of(run, lost, events)
     assert told.count("o weights") == 1
     assert "spec.steps: no weights. Fix this, then resume the run." in told
 
@@ -213,4 +217,4 @@ def test_two_runs_lie_over_each_other_in_inks_of_their_own(run, make_step, make_
     ]
     assert {len(each) for each in curves.values()} == {0, 2, 4}
     assert {each["table"] for chart in curves.values() for each in chart} <= set(data["tables"])
-    assert page.count("Held-out reward 0.50 at step 0 in 1 of 4 steps") == 2
+    assert page.count("Held-out reward 0.50 at step 0; 1 of 4 steps") == 2

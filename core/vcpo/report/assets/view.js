@@ -84,7 +84,10 @@ const heatScale = () => {
 };
 
 const fillLegend = ({ chart, figure }) => {
-  const curves = chart.curves.filter((curve) => curve.low.some((value) => value !== null));
+  const labels = chart.curves.map(({ label }) => label);
+  const curves = chart.curves.filter(
+    ({ label, low }, at) => labels.indexOf(label) === at && low.some((value) => value !== null),
+  );
   const entries = chart.heatmap ? [heatScale()] : curves.map((curve) => entryOf(chart, curve));
   figure.querySelector(".legend").replaceChildren(...entries);
 };
