@@ -1,16 +1,21 @@
 """Chromium, driven over its debugging pipe: one process for all tests of a module.
 
+`python -m tests.integration.browser REPORT.html PICTURE.webp` takes the pictures of the documents.
+
 Source of the protocol: https://chromedevtools.github.io/devtools-protocol/
 """
 
 from __future__ import annotations
 
+import base64
 import itertools
 import json
 import os
 import select
 import shutil
 import subprocess
+import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any, Self
@@ -142,3 +147,13 @@ class Page:
         self.call("Runtime.evaluate", expression="0")  # whatever was sent before is read by now
         mine = [each for each in self._browser.events if each.get("sessionId") == self._session]
         return [each["params"] for each in mine if each["method"] in methods]
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as scratch, Browser(NAMES[0], Path(scratch)) as chromium:
+        page = chromium.page(Path(sys.argv[1]).resolve().as_uri())
+        size = {"width": 1000, "height": 640, "deviceScaleFactor": 1, "mobile": False}
+        page.call("Emulation.setDeviceMetricsOverride", **size)
+        page.ask("new Promise((done) => setTimeout(done, 500))")  # the charts follow the size
+        taken = page.call("Page.captureScreenshot", format="webp", quality=38)["data"]
+        Path(sys.argv[2]).write_bytes(base64.b64decode(taken))
