@@ -18,7 +18,7 @@ def module_command(module: str, *arguments: str) -> list[str]:
 
 
 def run_service(module: str) -> NoReturn:
-    """Run the `main` of a module, and end the process with the status that it returns.
+    """Run the `main` of a module, and end the process with the status that it returns; None is 0.
 
     The import takes seconds. Until the service has a handler of its own, SIGTERM ends it with 143:
     nothing is there to save, and the kernel drops the signal where the first process of a container
@@ -26,7 +26,7 @@ def run_service(module: str) -> NoReturn:
     """
     signal.signal(signal.SIGTERM, lambda number, _: os._exit(128 + number))
     try:
-        status = import_module(module).main()
+        status = import_module(module).main() or 0
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException:  # noqa: BLE001 - the interpreter would show it as well
@@ -37,3 +37,7 @@ def run_service(module: str) -> NoReturn:
         with suppress(OSError, ValueError):  # nobody reads it any more
             stream.flush()
     os._exit(status)
+
+
+if __name__ == "__main__":  # MODULE ARGUMENTS, for a main of somebody else's
+    run_service(sys.argv.pop(1))

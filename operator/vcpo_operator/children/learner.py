@@ -151,7 +151,9 @@ def _launcher(parent: Parent) -> list[str]:
         where += ["--master-addr=127.0.0.1"]
     port, processes = RENDEZVOUS_PORT, learner.ranks_per_replica
     where += [f"--master-port={port}", f"--nproc-per-node={processes}"]
-    return ["torchrun", *where, "-m", "vcpo_learner"]
+    # torchrun, in a process that SIGTERM ends while it imports, also where it is the first.
+    entry = ["python", "-m", "vcpo.service.process", "torch.distributed.run"]
+    return [*entry, *where, "-m", "vcpo_learner"]
 
 
 def _rank_variables(parent: Parent) -> list[Manifest]:

@@ -319,14 +319,19 @@ SIGNALS_ITSELF = "import os, signal, sys; os.kill(os.getpid(), signal.SIGTERM); 
 
 @pytest.mark.parametrize("is_first", [False, True], ids=["a process", "the first process"])
 @pytest.mark.parametrize(
-    ("service", "imported"), [("vcpo_learner", "transformers"), ("vcpo_rollout", "grpc")]
+    ("service", "imported"),
+    [
+        ("vcpo_learner", "transformers"),
+        ("vcpo_rollout", "grpc"),
+        ("vcpo.service.process torch.distributed.run", "torch"),
+    ],
 )
 def test_a_service_that_is_ended_while_it_imports_is_gone(tmp_path, service, imported, is_first):
     if is_first and subprocess.run([*UNSHARE, "true"], check=False).returncode:
         pytest.skip("no process here may make a namespace of process ids")
     (tmp_path / f"{imported}.py").write_text(SIGNALS_ITSELF)
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
-    command = [*(UNSHARE if is_first else []), sys.executable, "-m", service]
+    command = [*(UNSHARE if is_first else []), sys.executable, "-m", *service.split()]
     ended = subprocess.run(
         command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, check=False
     )
@@ -351,6 +356,7 @@ run_service("command")
         ("lambda: 69", 69, ""),
         ("lambda: exit(2)", 2, ""),
         ("lambda: exit()", 0, ""),
+        ("lambda: None", 0, ""),
         ("lambda: {}[7]", 1, "KeyError: 7"),
     ],
 )

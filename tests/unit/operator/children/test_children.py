@@ -104,8 +104,8 @@ def learner_container(**spec: Any) -> dict[str, Any]:
 def test_pods_of_several_ranks_meet_in_the_first_pod_by_torchrun():
     family = build(**TWO_PODS_OF_FOUR)
     container = learner_container(**TWO_PODS_OF_FOUR)
-    assert container["command"][:9] == [
-        "torchrun",
+    assert container["command"][3:12] == [
+        "torch.distributed.run",
         "--nnodes=2",
         "--node-rank=$(POD_INDEX)",
         "--master-addr=demo-learner-0.demo-learner-ranks",
@@ -173,8 +173,8 @@ def test_a_pod_of_one_rank_has_its_place_in_its_environment():
 
 
 def test_one_pod_of_several_ranks_needs_no_service_of_its_own_to_meet():
-    assert learner_container(**ONE_POD_OF_TWO)["command"][:7] == [
-        "torchrun",
+    assert learner_container(**ONE_POD_OF_TWO)["command"][:10] == [
+        *("python", "-m", "vcpo.service.process", "torch.distributed.run"),
         "--nnodes=1",
         "--master-addr=127.0.0.1",
         "--master-port=29500",
