@@ -236,6 +236,17 @@ class Environment(Section):
         return self
 
 
+def template_complaints(
+    prompt_format: PromptFormat, system_prompt: str | None, arguments: Mapping[str, Any]
+) -> Iterator[tuple[str, str]]:
+    """Yield field and fault of what needs a chat template, for a tokenizer that has none."""
+    needs = "needs a chat template, and this model's tokenizer has none; remove it, or give a model"
+    if prompt_format is PromptFormat.CHAT:
+        yield "promptFormat", f"'chat' {needs} that has one"
+    fields = {"systemPrompt": system_prompt, "templateArguments": arguments}
+    yield from ((name, f"{needs} that has one") for name, value in fields.items() if value)
+
+
 class RolloutNoise(Section):
     """Noise on the worker's normalization weights, for exploration (QeRL, arXiv 2510.11696)."""
 

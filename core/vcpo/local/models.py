@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import urllib.error
@@ -13,7 +12,7 @@ from typing import Any
 
 from vcpo.api import FieldProblem, VCPORun
 from vcpo.api.run import RUN_FOLDER_ANNOTATION
-from vcpo.api.workloads import Model
+from vcpo.api.workloads import Environment, Model, template_complaints
 from vcpo.service.model_config import config_problem, is_known_family
 from vcpo.service.model_files import is_url, url_problem
 from vcpo.service.rotary_table import table_problems
@@ -24,8 +23,8 @@ _HUB_TIMEOUT_S = 10.0
 
 def model_folder(model: Model) -> Path | None:
     """Return the model's folder, given or in the Hugging Face cache; None if it is not here."""
-    if _is_given(model.name):
-        return Path(model.name.removeprefix("file://"))
+    if (given := Path(model.name.removeprefix("file://"))).is_dir():
+        return given
     cached = _hub_cache() / f"models--{model.name.replace('/', '--')}"
     revision = model.revision or "main"
     reference = cached / "refs" / revision
@@ -64,6 +63,16 @@ def model_problems(run: VCPORun) -> Iterator[FieldProblem]:
         value = str(run.spec.sampling.max_new_tokens)
         yield FieldProblem(path="spec.sampling.maxNewTokens", value=value, message=message)
     yield from table_problems(run.spec, config)
+    yield from _template_problems(run.spec.environment, folder)
+
+
+def _template_problems(environment: Environment, folder: Path) -> Iterator[FieldProblem]:
+    settings = folder / "tokenizer_config.json"
+    has_own = settings.is_file() and "chat_template" in settings.read_text(encoding="utf-8")
+    if not has_own and not any(folder.glob("*chat_template*")):
+        given = environment.system_prompt, environment.template_arguments
+        for field, message in template_complaints(environment.prompt_format, *given):
+            yield FieldProblem(path=f"spec.environment.{field}", value="", message=message)
 
 
 def hub_problems(run: VCPORun) -> Iterator[FieldProblem]:
@@ -74,23 +83,16 @@ def hub_problems(run: VCPORun) -> Iterator[FieldProblem]:
     model = run.spec.model
     if is_url(model.name) or _is_offline() or model_folder(model) is not None:
         return
+    endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
+    request = urllib.request.Request(endpoint, method="HEAD")  # noqa: S310 - the user's own address
     try:
-        _ask_hub()
+        urllib.request.urlopen(request, timeout=_HUB_TIMEOUT_S).close()  # noqa: S310
+    except urllib.error.HTTPError:  # it answers
+        return
     except OSError as error:
         fix = "make it reachable (or set HF_ENDPOINT), or give a model directory"
         message = f"is not in the Hugging Face cache, and the hub does not answer ({error}); {fix}"
         yield FieldProblem(path=_NAME, value=repr(model.name), message=message)
-
-
-def _ask_hub() -> None:
-    endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
-    request = urllib.request.Request(endpoint, method="HEAD")  # noqa: S310 - the user's own address
-    with contextlib.suppress(urllib.error.HTTPError):  # it answers
-        urllib.request.urlopen(request, timeout=_HUB_TIMEOUT_S).close()  # noqa: S310
-
-
-def _is_given(name: str) -> bool:
-    return Path(name.removeprefix("file://")).is_dir()
 
 
 def _is_offline() -> bool:

@@ -121,7 +121,14 @@ def machine_warnings(run: VCPORun) -> Iterator[str]:
             f"spec.model.name: {run.spec.model.name!r} is not a directory beside the file and not"
             " in the Hugging Face cache; it will be downloaded from the hub"
         )
-    if (learner := run.spec.learner).replicas > 1:
+    learner, cores = run.spec.learner, os.cpu_count() or 1
+    asked = {"learner.processes": learner.ranks_per_replica, "learner.threads": learner.threads}
+    asked |= {f"rollouts[{n}].threads": each.threads for n, each in enumerate(run.spec.rollouts)}
+    for field, number in asked.items():
+        if (number or 0) > cores:
+            fix = f"set at most {cores} to run here"
+            yield f"spec.{field} is {number}, and this machine has {cores} cores; {fix}"
+    if learner.replicas > 1:
         yield (
             f"spec.learner.replicas: {learner.replicas} pods train together in a cluster; on this"
             f" machine the learner has the ranks of one pod, {learner.ranks_per_replica}"

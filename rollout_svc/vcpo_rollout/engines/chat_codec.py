@@ -13,7 +13,7 @@ from typing import Any, Final
 from jinja2 import TemplateError, TemplateSyntaxError
 from transformers import PreTrainedTokenizerBase
 
-from vcpo.api.workloads import PromptFormat
+from vcpo.api.workloads import PromptFormat, template_complaints
 from vcpo_rollout.engines.control_tokens import ControlTokens
 from vcpo_rollout.environments.environment import Message, Prompt
 
@@ -51,19 +51,13 @@ class PromptCodec:
         today: date | None = None,
     ) -> None:
         has_template = bool(tokenizer.chat_template)
-        if prompt_format is PromptFormat.CHAT and not has_template:
-            raise ValueError(
-                "spec.environment.promptFormat: 'chat' needs a tokenizer with a chat template,"
-                " and this model's has none; use 'plain' or 'auto'"
-            )
+        if not has_template:
+            for field, message in template_complaints(
+                prompt_format, system_prompt, template_arguments
+            ):
+                raise ValueError(f"spec.environment.{field}: {message}")
         self._tokenizer = tokenizer
         self._chat = has_template and prompt_format is not PromptFormat.PLAIN
-        if system_prompt is not None and not self._chat:
-            raise ValueError(
-                "spec.environment.systemPrompt: needs the chat format, and this run's prompts are"
-                " plain text; write it into the environment's prompts, or use a model whose"
-                " tokenizer has a chat template"
-            )
         self._system_prompt = system_prompt
         self._template_arguments = template_arguments
         self._check_template_arguments()

@@ -150,6 +150,19 @@ class TestModels:
         )
         assert of_model(run_of("m"), tmp_path) == ([] if is_fine else [problem])
 
+    @pytest.mark.parametrize(
+        "field", ["promptFormat: chat", "systemPrompt: Sort.", "templateArguments: {fast: true}"]
+    )
+    def test_what_needs_a_chat_template_is_refused_without_one(self, tmp_path, field):
+        folder = write_model(tmp_path / "m")
+        run = run_of("m", environment=f"{{name: countdown, {field}}}")
+        (problem,) = of_model(run, tmp_path)
+        name = f"spec.environment.{field.partition(':')[0]}"
+        assert problem.startswith(name)
+        assert "needs a chat template, and this model's tokenizer has none" in problem
+        (folder / "chat_template.jinja").write_text("{{ messages }}")
+        assert of_model(run, tmp_path) == []
+
     def test_the_context_is_what_the_positions_reach(self):
         length = "max_position_embeddings"
         stretched = {length: 64, "rope_scaling": {f"original_{length}": 64, "factor": 4.0}}
@@ -307,7 +320,17 @@ class TestRanks:
         assert (use.learner, use.groups) == (on_gpu, {"a", "b"} if on_gpu else set())
         assert use.has_vllm is has_vllm
 
-    def test_one_machine_has_the_ranks_of_one_pod_and_says_so(self, tmp_path):
+    def test_what_this_machine_has_no_cores_for_is_said(self, tmp_path, monkeypatch):
+        write_model(tmp_path / "models" / "tiny")
+        monkeypatch.setattr("os.cpu_count", lambda: 2)
+        many = run_of(learner="processes: 64, threads: 2", rollouts="[{name: a, threads: 3}]")
+        assert list(machine_warnings(with_local_paths(many, tmp_path / "run.yaml"))) == [
+            f"spec.{field} is {number}, and this machine has 2 cores; set at most 2 to run here"
+            for field, number in [("learner.processes", 64), ("rollouts[0].threads", 3)]
+        ]
+
+    def test_one_machine_has_the_ranks_of_one_pod_and_says_so(self, tmp_path, monkeypatch):
+        monkeypatch.setattr("os.cpu_count", lambda: 4)
         write_model(tmp_path / "models" / "tiny")
         run = with_local_paths(run_of(learner="replicas: 2, processes: 4"), tmp_path / "run.yaml")
         (warning,) = machine_warnings(run)
