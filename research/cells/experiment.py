@@ -21,7 +21,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from research.cells.cell import Cell
 from research.cells.records import DIGITS, CellRecord, EvaluationRow, StepColumns
-from research.cells.sampling import CPU, Relay, Sampler, TaskPrompt
+from research.cells.sampling import CPU, Sampler, TaskPrompt, relay
 from research.cells.versions import Versions, drawn_ages
 from vcpo.algo.ess.trust_region import TrustRegion
 from vcpo.wire.trajectory import Trajectory
@@ -185,7 +185,7 @@ class Experiment:
             prompts,
             samples=self._spec.batch.trajectories_per_prompt,
             temperature=self._spec.sampling.temperature,
-            later=Relay.of(self._ages, later),
+            later=relay(self._ages, later),
         )
 
     def step(self, version: int, groups: list[list[Trajectory]]) -> UpdateResult:

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import Final, Self
+from types import MappingProxyType
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -39,6 +40,7 @@ from vcpo_rollout.generation.environment_pool import check_judgement
 from vcpo_rollout.weights.postprocess import WeightTransform, make_postprocessing
 
 CPU: Final = torch.device("cpu")
+_NONE: Final[Mapping[int, Version]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,23 +52,10 @@ class TaskPrompt:
     token_ids: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Relay:
-    """The versions that take over within a response, one after the other."""
-
-    versions: Sequence[Version]
-    tokens_per_version: int
-
-    @classmethod
-    def of(cls, ages: Ages | None, versions: Sequence[Version]) -> Self | None:
-        """Return the relay of a batch; None if one version samples whole responses."""
-        if ages is None or ages.tokens_per_version is None:
-            return None
-        return cls(versions=versions, tokens_per_version=ages.tokens_per_version)
-
-    @property
-    def by_num_tokens(self) -> Mapping[int, Version]:
-        return {at * self.tokens_per_version: each for at, each in enumerate(self.versions, 1)}
+def relay(ages: Ages | None, versions: Sequence[Version]) -> Mapping[int, Version]:
+    """Return which versions take over within a response, by number of tokens; mostly none."""
+    tokens = None if ages is None else ages.tokens_per_version
+    return {} if tokens is None else {at * tokens: each for at, each in enumerate(versions, 1)}
 
 
 def _located(spec: VCPORunSpec, model_name: str) -> VCPORunSpec:
@@ -146,11 +135,11 @@ class Sampler:
         *,
         samples: int,
         temperature: float,
-        later: Relay | None = None,
+        later: Mapping[int, Version] = _NONE,
     ) -> list[list[Trajectory]]:
         """Sample `samples` responses to each prompt and compute rewards; one group per prompt.
 
-        later: takes over from the version in use; None if none does.
+        later: `relay` of the version in use.
 
         Raises:
             EngineError: when the policy's logits are not finite.
@@ -170,7 +159,7 @@ class Sampler:
             for number in range(samples)
         ]
         if isinstance(environment, MultiTurnEnvironment):
-            if later is not None:
+            if later:
                 raise ValueError("ages.tokensPerVersion: the task has several turns; remove it")
             trajectories = hold_conversations(
                 environment, openings, engine=self._engine, codec=self._codec
@@ -182,7 +171,7 @@ class Sampler:
         ]
 
     def _single_turns(
-        self, environment: Environment, openings: Sequence[Opening], later: Relay | None
+        self, environment: Environment, openings: Sequence[Opening], later: Mapping[int, Version]
     ) -> list[Trajectory]:
         generations = self._sample([opening.request for opening in openings], later)
         return [
@@ -203,18 +192,17 @@ class Sampler:
         return check_judgement(judgement, environment.reward).reward
 
     def _sample(
-        self, requests: Sequence[GenerationRequest], later: Relay | None
+        self, requests: Sequence[GenerationRequest], later: Mapping[int, Version]
     ) -> list[Generation]:
         sequences = [PartialSequence(request=request) for request in requests]
         self._batch.admit(sequences)
         outcomes: dict[PartialSequence, Outcome] = {}
-        successors = {} if later is None else later.by_num_tokens
         for num_tokens in count(1):
             outcomes.update(self._batch.step())
             if len(outcomes) == len(sequences):
                 break
-            if num_tokens in successors:
-                self.use(successors[num_tokens])
+            if num_tokens in later:
+                self.use(later[num_tokens])
         generations = []
         for sequence in sequences:
             outcome = outcomes[sequence]
