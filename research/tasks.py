@@ -1,4 +1,4 @@
-"""Tasks of the conditions: prompts that nobody can answer, long copies, a graded reward."""
+"""Tasks of the conditions: prompts that nobody can answer, long copies, graded rewards."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ class CopyDigits:
     seed: int
     """Decides which digits each index has."""
     digits: int = 128
-    """Digits per prompt, 3 to 240."""
+    """Digits per prompt, 2 to 240."""
 
     def __post_init__(self) -> None:
-        parse_integer("digits", self.digits, lowest=3, highest=MAX_COPIED_DIGITS)
+        parse_integer("digits", self.digits, lowest=2, highest=MAX_COPIED_DIGITS)
 
     def prompt(self, split: Split, index: int) -> Prompt:
         digits = draw_item(
@@ -76,9 +76,6 @@ class GoOn(CopyDigits):
 
     digits: int = 2
 
-    def __post_init__(self) -> None:
-        parse_integer("digits", self.digits, lowest=2, highest=MAX_COPIED_DIGITS)
-
     def prompt(self, split: Split, index: int) -> Prompt:
         prompt = CopyDigits.prompt(self, split, index)
         return replace(prompt, answer=(20 * prompt.answer)[:20])
@@ -86,3 +83,18 @@ class GoOn(CopyDigits):
     def reward(self, prompt: Prompt, response: str) -> float:
         pairs = zip(response.strip(), prompt.answer, strict=False)
         return sum(one == other for one, other in pairs) / len(prompt.answer)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteDigits(CopyDigits):
+    """Write digits of the prompt, none twice in a row; the reward is the share of twelve."""
+
+    digits: int = 6
+    others: bool = False
+    """Ask for the digits that the prompt does not have."""
+
+    def reward(self, prompt: Prompt, response: str) -> float:
+        text = response.strip()[:12]
+        wanted = [each for each in "0123456789" if (each in prompt.answer) != self.others]
+        pairs = zip(f" {text}", text, strict=False)
+        return sum(each in wanted and each != before for before, each in pairs) / 12

@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 
 from research.study import cell_spec, load_study, model_directory
+from research.tasks import WriteDigits
 from tests.fixtures.study import STUDY, study, study_document, with_more_seeds
 from vcpo.algo.baseline import Baseline
 from vcpo.algo.ess.learning_rate import LearningRateRule
 from vcpo.api import SpecError
+from vcpo_rollout.environments import Prompt
 
 STUDIES = Path(__file__).resolve().parents[3] / "examples" / "studies"
 EXAMPLES = sorted(STUDIES.glob("*.yaml"))
@@ -109,3 +111,11 @@ def test_a_held_rate_is_one_of_a_trust_region():
         "spec.methods[1].holdRateAtStep: holds the rate of a trust region; set "
         "learningRateRule: trustRegion (got 48)"
     )
+
+
+def test_each_wanted_digit_that_repeats_none_before_it_is_a_twelfth_of_the_reward():
+    prompt = Prompt(text="", answer="112345")
+    own, others = WriteDigits(seed=0), WriteDigits(seed=0, others=True)
+    # Of 1, 1, 9, 2 and 1 the second repeats, and only 9 is not of the prompt.
+    assert (own.reward(prompt, "11921"), others.reward(prompt, "11921")) == (3 / 12, 1 / 12)
+    assert (own.reward(prompt, "12" * 9), others.reward(prompt, "12" * 9)) == (1.0, 0.0)
