@@ -318,7 +318,7 @@ def test_an_environment_that_never_worked_ends_the_run_with_the_reason_and_the_p
     fail(watched, 1)
     said = (
         r"^3 generations in a row failed, on 'w'; 3 of them: "
-        r"environment 'sort_digits': reward: KeyError: 'answer' \(/app/task.py:12\)\."
+        r"environment 'sort_digits': reward: KeyError: 'answer' \(/app/task.py:12\);"
         r".*maxFailuresInARow"
     )
     with pytest.raises(TooManyFailuresError, match=said):
