@@ -148,15 +148,8 @@ def batch_moments(batch: BatchSummary, log_ratios: Tensor, unit: EssUnit) -> Wei
 
 
 def diagnostics(batch: BatchGradient) -> dict[str, Any]:
-    """Return `BatchDiagnostics` by field; those about norms are None if none were measured."""
-    norms = list(map(math.sqrt, batch.summary.squared_norms))
-    found = diagnose(
-        batch.summary.log_weights,
-        batch.sums,
-        gradient_norms=norms if any(norms) else None,
-        coefficients=batch.advantages,
-    )
-    return asdict(found)
+    """Return `BatchDiagnostics` by field."""
+    return asdict(diagnose(batch.summary.log_weights, batch.sums))
 
 
 def ess_by_lag(

@@ -49,12 +49,7 @@ OF_VECTORS: dict[str, Callable[[Callable[[Any], Any]], Any]] = {
     "advantages": lambda hold: advantages(
         hold(REWARDS), Baseline.OPOB, hold(NORMS), hold(LOG_WEIGHTS)
     ),
-    "diagnose": lambda hold: diagnose(
-        hold(LOG_WEIGHTS),
-        TokenSums.of(hold(LOG_WEIGHTS)),
-        gradient_norms=hold(NORMS),
-        coefficients=hold(REWARDS),
-    ),
+    "diagnose": lambda hold: diagnose(hold(LOG_WEIGHTS), TokenSums.of(hold(LOG_WEIGHTS))),
     "effective_sample_size": lambda hold: effective_sample_size(hold(LOG_WEIGHTS)),
     "ess_ratio": lambda hold: ess_ratio(hold(LOG_WEIGHTS)),
     "ess_unit": lambda hold: ess_unit(EssKind.BLOCK, hold(LENGTHS), 0.125),

@@ -11,7 +11,6 @@ from vcpo.algo.health.diagnostics import (
     TokenSums,
     diagnose,
     k3,
-    top_gradient_share,
 )
 from vcpo.algo.health.early_warning import (
     CRITICAL_SCORE,
@@ -311,12 +310,8 @@ def test_a_number_that_is_none_is_refused(name, value):
 LOG_1_2_4 = [math.log(weight) for weight in (1, 0.5, 2, 4)]
 
 
-def diagnosis(**changes):
-    values = {
-        "log_weights": LOG_1_2_4,
-        "tokens": TokenSums.of([0.0, math.log(3)]),
-    }
-    return diagnose(**values | changes)
+def diagnosis():
+    return diagnose(LOG_1_2_4, TokenSums.of([0.0, math.log(3)]))
 
 
 def test_trajectories_have_the_ratio_of_their_weights():
@@ -332,19 +327,6 @@ def test_tokens_have_ratios_of_their_own():
 
 def test_the_divergence_is_a_mean_over_tokens():
     assert diagnosis().kl_per_token == pytest.approx((0.0 + 3 - 1 - math.log(3)) / 2)
-
-
-def test_two_of_two_hundred_are_the_top_percent():
-    assert top_gradient_share([1.0] * 198 + [51.0] * 2, [1.0] * 200) == pytest.approx(0.34)
-
-
-def test_no_gradient_has_no_top():
-    assert top_gradient_share([1.0, 2.0], [0.0, 0.0]) == 0.0
-
-
-def test_norms_and_coefficients_go_in_pairs():
-    with pytest.raises(ValueError, match="gradient_norms has 2 entries and coefficients 1"):
-        top_gradient_share([1.0, 2.0], [1.0])
 
 
 @given(st.floats(-1e4, 1e4))
