@@ -243,6 +243,12 @@ class LossConfig:
         return is_open and self.is_shipped
 
     @property
+    def has_sequence_terms(self) -> bool:
+        """Whether the gradient is sum_i A_i W_i grad log pi(y_i), aggregated, with truncated W."""
+        is_plain = self.has_fixed_shape and not self.is_whitened
+        return is_plain and self.weight is Weight.SEQUENCE and not self.is_mask
+
+    @property
     def is_separable(self) -> bool:
         """Whether k_it needs no more than the rewards and the tokens of its own trajectory."""
         return (

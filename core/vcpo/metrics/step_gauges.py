@@ -93,6 +93,24 @@ GAUGES: Final = (
         key="kl_per_token",
     ),
     StepGauge(
+        "diagnostics",
+        "vcpo_gradient_signal",
+        "Squared length of the expected gradient of the last step, estimated; below 0 by chance.",
+        key="gradient_signal",
+    ),
+    StepGauge(
+        "diagnostics",
+        "vcpo_gradient_noise",
+        "Squared length of the noise in the gradient of the last step.",
+        key="gradient_noise",
+    ),
+    StepGauge(
+        "diagnostics",
+        "vcpo_gradient_fresh_noise",
+        "Squared length of the noise that fresh data would have in the gradient of the last step.",
+        key="fresh_gradient_noise",
+    ),
+    StepGauge(
         "ess_ratio_mean", "vcpo_ess_mean_ratio", "Mean ESS ratio in a window of recent steps."
     ),
     StepGauge(

@@ -25,7 +25,7 @@ from vcpo.algo.ess.importance_weights import LARGEST_LOG_RATIO
 from vcpo.algo.ess.moments import WeightMoments
 from vcpo.algo.ess.unit import EssKind, EssReading, EssUnit, ess_reading, ess_unit
 from vcpo.algo.ess.verdict import StepVerdict, judge_step
-from vcpo.algo.health.diagnostics import TokenSums, diagnose
+from vcpo.algo.health.diagnostics import TokenSums, diagnose, signal_and_noise
 from vcpo.algo.health.lag_breakdown import lag_breakdown
 from vcpo.algo.methods import KLPenalty, LossConfig
 from vcpo.api.algorithm import Algorithm
@@ -147,9 +147,19 @@ def batch_moments(batch: BatchSummary, log_ratios: Tensor, unit: EssUnit) -> Wei
     return block_moments(log_ratios, unit.blocks)
 
 
-def diagnostics(batch: BatchGradient) -> dict[str, Any]:
-    """Return `BatchDiagnostics` by field."""
-    return asdict(diagnose(batch.summary.log_weights, batch.sums))
+def diagnostics(batch: BatchGradient, config: LossConfig, gradient_norm: float) -> dict[str, Any]:
+    """Return `BatchDiagnostics` by field; those about the gradient only if the norms are its own.
+
+    gradient_norm: of the whole gradient before clipping, finite.
+    """
+    summary = batch.summary
+    found = asdict(diagnose(summary.log_weights, batch.sums))
+    squares = summary.squared_norms
+    if any(squares) and config.has_sequence_terms:
+        largest = math.log(config.largest_weight)
+        weights = [min(each, largest) for each in summary.log_weights]
+        found |= signal_and_noise(gradient_norm, squares, batch.advantages, weights)
+    return found
 
 
 def ess_by_lag(

@@ -316,7 +316,7 @@ class PolicyUpdate:
             ess_ratio=decision.reading.ess_ratio,
             on_policy_ess_ratio=decision.reading.on_policy_ess_ratio,
             ess_kind=decision.reading.kind,
-            diagnostics=diagnostics(batch),
+            diagnostics=diagnostics(batch, self._algorithm.loss_config, finite_norm),
             ess_by_lag=ess_by_lag(pending.trajectories, batch.record, pending.policy_version),
             baseline_shift=-fmean(batch.advantages),
             masked_share=batch.masked_share,

@@ -201,9 +201,12 @@ _WHO_MAKES_THE_UPDATE: Final = row(
     panel(
         34,
         "Gradient norm",
-        "Spikes together with a low ESS come from a few heavy weights. A fall to 0, drawn at "
-        "1e-9, together with the early warning is a dead policy.",
+        "Noise far above fresh data's and above the signal: staleness costs steps; the signal of "
+        "one step scatters. A fall to 0, drawn at 1e-9, with the early warning is a dead policy.",
         Query(above_zero("vcpo_gradient_norm"), "before clipping"),
+        Query(f"sqrt({above_zero('vcpo_gradient_signal')})", "signal"),
+        Query(f"sqrt({above_zero('vcpo_gradient_noise')})", "noise"),
+        Query(f"sqrt({above_zero('vcpo_gradient_fresh_noise')})", "noise of fresh data"),
         minimum=None,
         is_logarithmic=True,
     ),

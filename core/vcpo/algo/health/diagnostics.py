@@ -7,7 +7,17 @@ KL divergence is k3, the mean over tokens of r - 1 - log r with r = pi / mu. It 
 the mean of r is 1, and never negative. Log ratios are clamped to +-20 nats, so that one token
 cannot dominate the mean.
 
-Sources: Kish, Survey Sampling (1965) (ESS); Schulman, http://joschu.net/blog/kl-approx.html (k3).
+Signal and noise of the gradient g = sum_i k_i h_i, squared lengths (docs/methods.md derives them):
+
+    signal       (|g|^2 - noise) B / (B - 1), of the expected gradient; the mean over pairs, so it
+                 may be negative
+    noise        sum_i k_i^2 |h_i|^2
+    fresh noise  sum_i k_i^2 |h_i|^2 / w_i, as a batch of the learner's own policy would have it
+
+Pairs of one prompt count too, so the signal holds a share of what differs between prompts.
+
+Sources: Kish, Survey Sampling (1965) (ESS); Schulman, http://joschu.net/blog/kl-approx.html (k3);
+noise scale of gradients: arXiv 1812.06162.
 """
 
 import math
@@ -20,6 +30,7 @@ from vcpo.algo.ess.importance_weights import LARGEST_LOG_RATIO
 from vcpo.algo.ess.moments import WeightMoments
 
 _Number = TypeVar("_Number", int, float)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenSums:
@@ -56,10 +67,16 @@ class BatchDiagnostics:
     """ESS ratio of tokens before truncation, in (0, 1]."""
     kl_per_token: float
     """KL(behavior || target), nats per token, at least 0."""
+    gradient_signal: float | None = None
+    """Squared length of the expected gradient; may be negative. None where it is not known."""
+    gradient_noise: float | None = None
+    """Squared length of the batch's noise."""
+    fresh_gradient_noise: float | None = None
+    """Squared length of the noise of fresh data."""
 
 
 def diagnose(log_weights: Vector, tokens: TokenSums) -> BatchDiagnostics:
-    """Return the diagnostics of one batch.
+    """Return the diagnostics of one batch that need no norms.
 
     log_weights: [B] of trajectories, nats, untruncated.
     tokens: sums over the batch's tokens.
@@ -70,6 +87,26 @@ def diagnose(log_weights: Vector, tokens: TokenSums) -> BatchDiagnostics:
         token_ess_ratio=tokens.weights.ess_ratio,
         kl_per_token=tokens.kl_per_token,
     )
+
+
+def signal_and_noise(
+    gradient_norm: float,
+    squared_norms: Sequence[float],
+    coefficients: Sequence[float],
+    log_weights: Sequence[float],
+) -> dict[str, float]:
+    """Return the fields of `BatchDiagnostics` about the gradient; no signal of one trajectory.
+
+    gradient_norm: of the whole gradient, finite. squared_norms, coefficients: [B] |h_i|^2, k_i.
+    log_weights: [B] nats, of the weights that the h_i hold.
+    """
+    terms = [k * k * square for k, square in zip(coefficients, squared_norms, strict=True)]
+    noise, size = math.fsum(terms), len(terms)
+    fresh = (x * math.exp(-log) for x, log in zip(terms, log_weights, strict=True) if x > 0.0)
+    found = {"gradient_noise": noise, "fresh_gradient_noise": math.fsum(fresh)}
+    if size > 1:
+        found["gradient_signal"] = (gradient_norm**2 - noise) * size / (size - 1)
+    return found
 
 
 def percentile(ordered: Sequence[_Number], percent: int) -> _Number:

@@ -25,6 +25,7 @@ from tests.fixtures.learner.models import (
 from tests.fixtures.learner.updates import (
     CAP,
     SEEING,
+    by_hand,
     contribution,
     expected_gradient,
     gradient_of_step,
@@ -56,6 +57,27 @@ def test_the_gradient_is_the_estimator_written_out_by_hand(baseline, micro_batch
     expected = expected_gradient(model, groups, baseline)
     spec = with_micro_batches(make_spec(baseline=baseline), micro_batch)
     assert_same(gradient_of_step(model, spec, groups), expected)
+
+
+@pytest.mark.parametrize("micro_batch", [64, 5], ids=["one micro-batch", "three micro-batches"])
+def test_signal_and_noise_are_those_of_all_pairs_of_trajectories(micro_batch):
+    model = seeded_model(llama, dtype=torch.float64)
+    groups = sampled_groups(model)
+    terms, fresh = [], 0.0
+    for group in groups:
+        gradients = [contribution(model, one) for one in group]
+        weights = [truncated_weight(model, one) for one in group]
+        norms = [float(each @ each) for each in gradients]
+        advantages = by_hand("opob", [one.reward for one in group], norms, weights)
+        terms += [a * each for a, each in zip(advantages, gradients, strict=True)]
+        fresh += sum(a * a * n / w for a, n, w in zip(advantages, norms, weights, strict=True))
+    size, noise = len(terms), sum(float(term @ term) for term in terms)
+    pairs = [float(one @ other) for at, one in enumerate(terms) for other in terms[:at]]
+    update = PolicyUpdate(model, with_micro_batches(make_spec(), micro_batch), PAD)
+    found = update.step(groups, policy_version=9).diagnostics
+    assert found["gradient_signal"] == pytest.approx(fmean(pairs), rel=1e-9)
+    assert found["gradient_noise"] == pytest.approx(noise / size**2, rel=1e-9)
+    assert found["fresh_gradient_noise"] == pytest.approx(fresh / size**2, rel=1e-9)
 
 
 def test_a_pessimistic_baseline_expects_the_weights_that_the_mismatch_leaves():
