@@ -492,7 +492,12 @@ _TABLE: Final[tuple[_Row, ...]] = (
     ("ess", Grade.NOTICE, _low_ess, ""),
     ("skips", Grade.NOTICE, _skips, ""),
     ("cut", Grade.NOTICE, _cut, "Raise sampling.maxNewTokens, or reward short responses."),
-    ("held rate", Grade.NOTICE, _held_rate, "Try `algorithm.method: vcpo`, and compare."),
+    (
+        "held rate",
+        Grade.NOTICE,
+        _held_rate,
+        "If it learns at the whole rate without lag, try `algorithm.method: vcpo`; else lower it.",
+    ),
     ("idle", Grade.NOTICE, _idleness, "More or faster workers would help."),
 )
 """Name, grade, why it holds (empty if it does not), and what to do."""
