@@ -21,6 +21,8 @@ BANDWIDTH_BYTES_PER_S: Final = 0.6 * 3.35e12
 """Of an H100's memory."""
 FLOPS: Final = 0.4 * 989e12
 """Of an H100 in bfloat16."""
+MEASURED_SHARE: Final = 18_100 * 8 * 1.54e9 / 989e12
+"""`python -m benchmarks.gpu --parts step_speed`, 1.5 B on an H200, whose peak is an H100's."""
 RUNNING: Final = 64
 CONTEXT_TOKENS: Final = 2_048
 """Mean tokens of a running response with its prompt."""
@@ -70,9 +72,12 @@ class Model(NamedTuple):
 
     def figures(self) -> dict[str, float]:
         """Return the table's column of this model."""
+        measured = self.learner_tokens_per_s() * MEASURED_SHARE / 0.4
         return {
             "worker_tokens_per_s": self.worker_tokens_per_s(),
             "learner_tokens_per_s": self.learner_tokens_per_s(),
+            "learner_measured_rate_tokens_per_s": measured,
+            "workers_at_measured_rate": measured / self.worker_tokens_per_s(),
             "workers_at_bottleneck": self.learner_tokens_per_s() / self.worker_tokens_per_s(),
             "step_path_publish_s": PUBLISH_S_PER_GB * self.gigabytes / self.learner_gpus,
             "worker_apply_s": APPLY_S_PER_GB * self.gigabytes / self.worker_gpus,

@@ -1,8 +1,9 @@
-"""What an update costs the learner's host beside the model's own work.
+"""What an update costs the learner's host beside tensors, which a GPU has on its device.
 
-    time      CPU seconds of one thread: reading the messages, plus one `PolicyUpdate.step`, minus
-              the same forward and backward passes over token batches that exist already. The least
-              of several repeats.
+    time      CPU seconds of one thread: reading the messages, plus one `PolicyUpdate.step` without
+              the operations on tensors in it. The least of several repeats. What an operation costs
+              Python is the same for long and short responses, so the microseconds of a token are
+              from the difference of two sizes.
     memory    growth of the resident set in a process of its own. `held`: after the messages were
               read and dropped. `peak`: the largest during one step, over the same start; it also
               holds one micro-batch of the model, which is one trajectory.
@@ -12,9 +13,9 @@ as CPython shares the integers below 257. The baseline of `vcpo` is the group's 
 
     python -m benchmarks.learner.learner_host
 
-The last line printed is JSON. `host_us_per_token` is the time of `vcpo` at the last timed size,
-`host_bytes_per_token` is `held` at the last size that memory is measured at. Sizes are written
-TRAJECTORIESxTOKENS, with the tokens of a response; prompts have 32 more.
+The last line printed is JSON. `host_us_per_token` is the time of `vcpo` from the first timed size
+to the last, `host_bytes_per_token` is `held` at the last size that memory is measured at. Sizes are
+written TRAJECTORIESxTOKENS, with the tokens of a response; prompts have 32 more.
 """
 
 import json
@@ -26,16 +27,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.harness.apart import said_apart
 from benchmarks.harness.arguments import parser_of
 from benchmarks.harness.made import run_spec
-from benchmarks.harness.measures import peak_resident_bytes, resident_bytes
+from benchmarks.harness.measures import cpu_seconds, peak_resident_bytes, resident_bytes
 from vcpo.api import VCPORunSpec
 from vcpo.wire.trajectory import Trajectory, trajectory_from_message
 from vcpo.wire.v1 import work_pb2
-from vcpo_learner.forward.logprobs import token_logprobs
-from vcpo_learner.forward.token_batch import token_batch
 from vcpo_learner.update.policy_update import PolicyUpdate
 
 TIMED_VOCABULARY = 8
@@ -86,31 +86,36 @@ def read_groups(messages: Sequence[bytes]) -> list[list[Trajectory]]:
     return [flat[start : start + GROUP_SIZE] for start in range(0, len(flat), GROUP_SIZE)]
 
 
+class TensorTime(TorchDispatchMode):
+    """Adds up the CPU seconds of operations on tensors, while it is entered."""
+
+    seconds = 0.0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        started_s = time.process_time()
+        result = func(*args, **(kwargs or {}))
+        self.seconds += time.process_time() - started_s
+        return result
+
+
 def host_seconds(method: str, size: tuple[int, int], repeats: int) -> dict[str, float]:
-    """Least CPU seconds of reading, of a step, and of the model's own part in it."""
+    """Least CPU seconds of reading, and of a step without its tensors."""
     messages = make_messages(*size, TIMED_VOCABULARY)
-    model = ConstantModel(TIMED_VOCABULARY)
-    update = PolicyUpdate(model, _spec(method, size, GROUP_SIZE), pad_token_id=0)
-    least = dict.fromkeys(("read", "step", "model"), math.inf)
+    update = PolicyUpdate(
+        ConstantModel(TIMED_VOCABULARY), _spec(method, size, GROUP_SIZE), pad_token_id=0
+    )
+    least = dict.fromkeys(("read", "step"), math.inf)
     for _ in range(repeats):
-        started = time.process_time()
-        groups = read_groups(messages)
-        read = time.process_time()
-        update.step(groups, policy_version=POLICY_VERSION)
-        stepped = time.process_time()
-        seconds = {"read": read - started, "step": stepped - read}
-        seconds["model"] = _model_seconds(model, groups)
+        read_s, groups = cpu_seconds(lambda: read_groups(messages))
+        with TensorTime() as tensors:
+            step_s, _ = cpu_seconds(
+                lambda at=groups: update.step(at, policy_version=POLICY_VERSION)
+            )
+        seconds = {"read": read_s, "step": step_s - tensors.seconds}
         least = {name: min(least[name], seconds[name]) for name in least}
     return least
-
-
-def _model_seconds(model: ConstantModel, groups: Sequence[Sequence[Trajectory]]) -> float:
-    """CPU seconds of forward and backward passes alone."""
-    batches = [token_batch(group, 0, torch.device("cpu")) for group in groups]
-    started = time.process_time()
-    for batch in batches:
-        torch.autograd.backward(token_logprobs(model, batch, temperature=1.0).sum())
-    return time.process_time() - started
 
 
 def memory_bytes(method: str, size: tuple[int, int]) -> dict[str, int]:
@@ -171,11 +176,11 @@ def main() -> None:
     if arguments.memory_of:
         print(json.dumps(memory_bytes(arguments.memory_of, parse_size(arguments.measured[0]))))
         return
-    times = {name: times_of(name, arguments.repeats) for name in arguments.timed}
+    times = times_of(arguments.timed, arguments.repeats)
     memory = {name: bytes_of(name) for name in arguments.measured}
     line = {
         "benchmark": "learner_host",
-        "host_us_per_token": times[arguments.timed[-1]]["vcpo"]["host_us_per_token"],
+        "host_us_per_token": times["vcpo"]["host_us_per_token"],
         "host_bytes_per_token": memory[arguments.measured[-1]]["held"],
         "cpu_ms": times,
         "bytes_per_token": memory,
@@ -183,16 +188,21 @@ def main() -> None:
     print(json.dumps(line))
 
 
-def times_of(name: str, repeats: int) -> dict[str, dict[str, float]]:
-    """CPU milliseconds and microseconds per token of each method at one size."""
-    size = parse_size(name)
+def times_of(names: Sequence[str], repeats: int) -> dict[str, dict[str, float]]:
+    """CPU milliseconds of each method at each size, and of a token from the first to the last."""
+    sizes = [parse_size(name) for name in names]
     found = {}
     for method in METHODS:
-        seconds = host_seconds(method, size, repeats)
-        host = seconds["read"] + seconds["step"] - seconds["model"]
-        found[method] = {key: round(value * 1e3, 2) for key, value in seconds.items()}
-        found[method]["host_us_per_token"] = round(host / math.prod(size) * 1e6, 3)
-        print(f"{name} {method}: {found[method]} (CPU ms)", flush=True)
+        seconds = [host_seconds(method, size, repeats) for size in sizes]
+        totals = [sum(each.values()) for each in seconds]
+        tokens = math.prod(sizes[-1]) - math.prod(sizes[0])
+        found[method] = {
+            f"{name}_{key}_ms": round(value * 1e3, 2)
+            for name, each in zip(names, seconds, strict=True)
+            for key, value in each.items()
+        }
+        found[method]["host_us_per_token"] = round((totals[-1] - totals[0]) / tokens * 1e6, 4)
+        print(f"{method}: {found[method]}", flush=True)
     return found
 
 
