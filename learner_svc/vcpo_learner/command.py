@@ -85,7 +85,7 @@ def _parse_arguments() -> argparse.Namespace:
         "--weights-host",
         metavar="HOST",
         default="",
-        help="host at which workers reach that process (default: the one of the learner)",
+        help="host at which workers reach that process (default: the learner's)",
     )
     add_tls_options(parser)
     parser.add_argument("--resume", action="store_true", help="resume from the newest checkpoint")

@@ -56,7 +56,7 @@ def fix_rotary_table(model: nn.Module, context_tokens: int | None = None) -> Non
             module.register_forward_pre_hook(partial(_reach, length - 1), with_kwargs=True)
             module.register_forward_hook(_without_last)
     _LOGGER.info(
-        "rotary frequencies are those of %d tokens, whatever a pass has;"
+        "rotary frequencies are those of %d tokens, however long a pass is;"
         " spec.rollouts[].maxModelLen of all groups sets another length",
         length,
     )

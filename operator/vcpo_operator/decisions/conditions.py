@@ -393,7 +393,7 @@ def _failing_generations(signals: RunSignals | None) -> str:
     if signals is None or signals.failures_in_a_row == 0:
         return ""
     latest = signals.generation_failure
-    cause = f"; the latest: {latest}" if latest else "; the learner's log names the cause."
+    cause = f"; the latest: {latest}" if latest else "; the learner's log has the cause."
     return f" {signals.failures_in_a_row} generations in a row have failed{cause}"
 
 

@@ -72,7 +72,7 @@ def transition_events(
 
 def recreated_event(record: RunRecord, child: ObservedChild, now_s: float) -> dict[str, Any]:
     """Return the event for a child that somebody deleted and the operator created again."""
-    message = f"{child.kind.kind} {child.name} was deleted by somebody else and is created again."
+    message = f"{child.kind.kind} {child.name} was deleted by another client and is created again."
     return _event(record, "Recreated", message, now_s, is_bad=True)
 
 

@@ -44,7 +44,7 @@ _NOT_READY_REASONS: Final = frozenset(
 )
 """Reasons that a kubelet gives when it reports that a pod is not ready."""
 _KILLED: Final[Mapping[Any, str]] = {
-    137: "killed by SIGKILL: by its node, such as for want of memory, or by somebody",
+    137: "killed by SIGKILL: by its node, perhaps out of memory, or by hand",
     143: "ended by SIGTERM",
 }
 _ERRORS: Final = {"ERROR", "CRITICAL"}

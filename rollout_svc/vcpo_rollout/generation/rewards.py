@@ -35,7 +35,7 @@ def make_task(settings: EnvironmentSettings, seed: int) -> Environment:
     if isinstance(environment, MultiTurnEnvironment):
         raise ValueError(  # noqa: TRY004 - a user wrote it
             f"environment.rewards: {settings.name!r} has multi-turn responses, and these functions"
-            " judge a single turn; remove them, and judge in the conversation's own `reward`"
+            " score a single turn; remove them, and score in the conversation's own `reward`"
         )
     return JudgedEnvironment(environment, settings.rewards)
 

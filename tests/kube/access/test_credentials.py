@@ -94,7 +94,7 @@ async def test_a_deleted_secret_is_replaced_and_so_are_the_pods_that_hold_the_ol
     assert (await operator.client.get(learner))["metadata"]["uid"] != pod_before["metadata"]["uid"]
     events = await operator.client.get(f"{NAMESPACE}/events")
     told = [each["message"] for each in events["items"] if each["reason"] == "Recreated"]
-    assert told == ["Secret demo-keys was deleted by somebody else and is created again."]
+    assert told == ["Secret demo-keys was deleted by another client and is created again."]
 
 
 async def test_a_pod_that_cannot_start_without_it_brings_the_secret_back_at_once(operator):

@@ -156,9 +156,9 @@ LINE = '{"time": "2026-11-28T10:00:00.000Z", "level": "%s", "message": "%s"}\n'
         (
             137,
             LINE % ("INFO", "StepSkipped"),
-            "code 137: killed by SIGKILL: by its node, such as for",
+            "code 137: killed by SIGKILL: by its node, perhaps out",
         ),
-        (137, 'd": 1}\n' + LINE % ("ERROR", "no room"), "somebody; its last error: no room"),
+        (137, 'd": 1}\n' + LINE % ("ERROR", "no room"), "by hand; its last error: no room"),
         (143, LINE % ("INFO", "step 3") * 2, "code 143: ended by SIGTERM"),
         (139, "2026-11-28 10:00:00,1 INFO a\nFatal: segfault\n", "exit code 139: Fatal: segfault"),
         (1, 'ep": 5}\n' + LINE % ("CRITICAL", "bad"), "ended with exit code 1: bad"),
