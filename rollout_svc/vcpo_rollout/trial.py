@@ -76,6 +76,10 @@ _SEEDS: Final = 1 << 20
 """More than the prompts of a trial, so that two runs' seeds share none."""
 _FEW_REPEATED: Final = 0.9  # share of prompts that differ; from it on nothing is said of the rest
 _MOST_WARNINGS: Final = 100
+_UNMARKED: Final = (
+    "no response marks its answer, with \\boxed{} or <answer> tags (gsm8k: ####), and none is"
+    " right; ask for the mark in environment.systemPrompt\n"
+)
 _NOBODY: frozenset[int] = frozenset()
 """No end tokens: a text keeps all of its own."""
 
@@ -332,7 +336,9 @@ async def try_run(
     from vcpo_rollout.engines.engine import EngineError
 
     with start_errors():
-        spec = await asyncio.to_thread(_local_spec, run.spec)
+        name = await asyncio.to_thread(local_model, run.spec.model.name)
+        model = run.spec.model.model_copy(update={"name": name, "lora": None})
+        spec = run.spec.model_copy(update={"model": model})
         run = run.model_copy(update={"spec": spec})
         group = spec.rollouts[0]
         environment = make_task(spec.environment, spec.seed)
@@ -340,6 +346,7 @@ async def try_run(
         await _swap_in_own_weights(spec, sampler)
     gauges = RolloutGauges(RolloutMetrics(run=run.metadata.name, group="trial"))
     generator = response_generator(spec, group, sampler, environment, gauges)
+    found: list[Sample] = []
 
     def write(message: TrialMessage) -> None:
         messages.write(message_line(message))
@@ -350,22 +357,20 @@ async def try_run(
             responses = await generator.generate(_lease(spec, index), asyncio.Event())
         except (EngineError, EnvironmentFailedError) as error:
             return FailedPrompt(prompt_index=index, why=str(error))
-        found = _samples(index, responses, sampler.codec, shows_tokens=shows_tokens)
-        return AnsweredPrompt(samples=found)
+        group = _samples(index, responses, sampler.codec, shows_tokens=shows_tokens)
+        found.extend(group)
+        return AnsweredPrompt(samples=group)
 
     started_s = time.monotonic()
     async with asyncio.TaskGroup() as prompts:
         tasks = [prompts.create_task(try_prompt(index)) for index in range(num_prompts)]
         for tried in tasks:
             write(await tried)
+    reader = getattr(environment, "marked_answer", None)
+    if reader and found and not any(one.reward > 0.0 or reader(one.response) for one in found):
+        sys.stderr.write(_UNMARKED)
     write(TrialEnd(seconds=time.monotonic() - started_s))
     await sampler.engine.close()
-
-
-def _local_spec(spec: VCPORunSpec) -> VCPORunSpec:
-    name = local_model(spec.model.name)
-    model = spec.model.model_copy(update={"name": name, "lora": None})
-    return spec.model_copy(update={"model": model})
 
 
 async def _swap_in_own_weights(spec: VCPORunSpec, sampler: Sampler) -> None:

@@ -54,6 +54,7 @@ class Countdown:
     operators: str = "+-*/"
     """Operators in the generated solutions. A response may always use all four."""
     style: Style = Style.INSTRUCT
+    marked_answer = staticmethod(extract_answer)
 
     def __post_init__(self) -> None:
         checked = {

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from vcpo_rollout.environments.answers import final_answer
+from vcpo_rollout.environments.answers import extract_answer, final_answer
 from vcpo_rollout.environments.data_sets import DataSet, as_text, column_of, load_questions
 from vcpo_rollout.environments.environment import Message, Prompt, Split
 from vcpo_rollout.environments.parameters import parse_integer, parse_path
@@ -27,6 +27,8 @@ class OwnDataSet:
     Its own reward is 1.0 if the answer that a response marks, or else the whole response, is the
     ground truth. Raises ValueError, naming the parameter, the row and the column.
     """
+
+    marked_answer = staticmethod(extract_answer)
 
     def __init__(
         self,

@@ -1,10 +1,9 @@
 """Sort the digits of a string: a very small task, on which learning is visible."""
 
 from dataclasses import dataclass
-from random import Random
 from typing import Final
 
-from vcpo_rollout.environments.answers import final_answer
+from vcpo_rollout.environments.answers import extract_answer, final_answer
 from vcpo_rollout.environments.draws import draw_item
 from vcpo_rollout.environments.environment import Prompt, Split
 from vcpo_rollout.environments.parameters import Style, parse_integer, parse_style
@@ -29,6 +28,7 @@ class SortDigits:
     digits: int = 5
     """Fewer than 3 give too few strings for two splits."""
     style: Style = Style.INSTRUCT
+    marked_answer = staticmethod(extract_answer)
 
     def __post_init__(self) -> None:
         parse_integer("digits", self.digits, lowest=3, highest=MAX_DIGITS)
@@ -39,7 +39,7 @@ class SortDigits:
             seed=self.seed,
             split=split,
             index=index,
-            propose=self._propose,
+            propose=lambda random: "".join(random.choices("0123456789", k=self.digits)),
             key="sort_digits/{}".format,
         )
         wording = _INSTRUCT_TEXT if self.style is Style.INSTRUCT else _PLAIN_TEXT
@@ -47,6 +47,3 @@ class SortDigits:
 
     def reward(self, prompt: Prompt, response: str) -> float:
         return float(final_answer(response) == prompt.answer)
-
-    def _propose(self, random: Random) -> str:
-        return "".join(random.choices("0123456789", k=self.digits))

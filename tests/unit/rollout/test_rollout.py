@@ -134,8 +134,14 @@ def answers_of(told: list[TrialMessage]) -> list[AnsweredPrompt]:
     return sorted(found, key=lambda each: each.samples[0].prompt_index)
 
 
-async def test_each_prompt_gets_a_judged_group_and_the_end_comes_last():
+async def test_a_trial_says_if_no_response_marks_its_answer_and_none_is_right(capsys):
+    await trial_of("environment.parameters.digits=12", prompts=1)
+    assert "no response marks its answer" in capsys.readouterr().err
+
+
+async def test_each_prompt_gets_a_judged_group_and_the_end_comes_last(capsys):
     *answered, end = await trial_of()
+    assert "no response marks" not in capsys.readouterr().err  # some are right as they are
     assert isinstance(end, TrialEnd)
     assert end.seconds > 0
     groups = answers_of(answered)

@@ -52,7 +52,7 @@ class _MathTask:
     _instruction: ClassVar[str]
     """Follows the question, except in the plain style."""
     _reference: ClassVar["staticmethod[[str], str | None]"]
-    _candidate: ClassVar["staticmethod[[str], str | None]"]
+    marked_answer: ClassVar["staticmethod[[str], str | None]"]
     """Extract the answer from a solution, and from a response."""
 
     def __post_init__(self) -> None:
@@ -65,7 +65,7 @@ class _MathTask:
         return self._questions.at(split, index)
 
     def reward(self, prompt: Prompt, response: str) -> float:
-        candidate = self._candidate(response)
+        candidate = self.marked_answer(response)
         return float(candidate is not None and self._judge.is_equal(prompt.answer, candidate))
 
     def _make_prompt(self, row: Mapping[str, Any]) -> Prompt | None:
@@ -85,7 +85,7 @@ class Gsm8k(_MathTask):
     _data_set = DataSet(hub_name="openai/gsm8k", hub_config="main", columns=("question", "answer"))
     _instruction = "Think step by step, then give the number alone on the last line, after ####."
     _reference = staticmethod(_marked_number)
-    _candidate = staticmethod(_number_in_response)
+    marked_answer = staticmethod(_number_in_response)
 
 
 class MathProblems(_MathTask):
@@ -98,4 +98,4 @@ class MathProblems(_MathTask):
     )
     _instruction = "Think step by step, then give the answer in \\boxed{}."
     _reference = staticmethod(extract_boxed)
-    _candidate = staticmethod(extract_answer)
+    marked_answer = staticmethod(extract_answer)
