@@ -112,12 +112,14 @@ def load_questions(
     if not items[Split.EVALUATION] and len(items[Split.TRAIN]) > 1:
         held_out = min(items[Split.TRAIN], key=position_of)
         items[Split.EVALUATION][held_out] = items[Split.TRAIN].pop(held_out)
-    for question in items[Split.EVALUATION]:
-        items[Split.TRAIN].pop(question, None)
     found = {
         split: tuple(prompt for alike in questions.values() for prompt in alike.values())
         for split, questions in items.items()
     }
+    asked = {prompt.text.strip() for prompt in found[Split.EVALUATION]}  # in whatever form
+    found[Split.TRAIN] = tuple(
+        prompt for prompt in found[Split.TRAIN] if prompt.text.strip() not in asked
+    )
     if num_left_out := num_rows - sum(map(len, found.values())):
         _LOGGER.warning(
             "%s: %r: %d of %d rows are repeated, or ask what is held out too, and are left out",

@@ -463,6 +463,7 @@ def test_a_parquet_file_holds_the_same_as_its_lines(tmp_path):
         ('{"question": "1?", "answer": "1"}\n\n{"question": "caf\xe9?"}', "line 3 is not in UTF-8"),
         ("\xff\xfe{\0", "line 1 is not in UTF-8"),
         ("[" * 100_000, "line 1 is not a JSON"),
+        (r'{"question": "\ud800?", "answer": "1"}', "row 1: .*surrogates not allowed"),
     ],
 )
 def test_what_a_row_lacks_is_named_by_file_and_row(tmp_path, content, said):
@@ -541,6 +542,14 @@ def test_rows_of_one_question_stay_together_and_repeated_ones_are_counted(rows, 
     train, evaluation = ({text for text, _ in found[split]} for split in Split)
     assert (len(found[Split.TRAIN] | found[Split.EVALUATION]), train & evaluation) == (120, set())
     assert f"{path!r}: 7 of 127 rows are repeated" in caplog.text
+
+
+def test_no_question_is_held_out_in_one_form_and_trained_on_in_another(rows):
+    user = [{"content": f"{n}", "role": "user"} for n in range(40)]
+    forms = [range(40), map(float, range(40)), map(str, range(40)), [[each] for each in user]]
+    path = rows([{"ask": ask, "sum": 1} for asked in forms for ask in asked])
+    task = OwnDataSet(seed=1, path=path, **COLUMNS)
+    assert not prompts(task, Split.TRAIN, 200).keys() & prompts(task, Split.EVALUATION).keys()
 
 
 def test_a_column_within_another_is_named_with_a_dot(rows):
