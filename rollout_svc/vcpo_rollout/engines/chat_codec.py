@@ -20,7 +20,8 @@ from vcpo_rollout.environments.environment import Message, Prompt
 _RESPONSE: Final = "(answer)"
 """Placeholder for a response, to find out what a template writes after one."""
 _ANCHOR: Final = "\n"
-"""Stands before a plain reply while it is encoded, where a tokenizer puts a space before texts."""
+"""Stands before a plain reply while it is encoded, where a tokenizer puts a space before texts; a
+period where it drops line ends."""
 _SYSTEM: Final = "(system)"
 """Placeholder for a system message, to find out whether a template shows one."""
 
@@ -102,8 +103,9 @@ class PromptCodec:
         if not self._chat:
             # Where a tokenizer puts a space before every text, a reply in the middle gets none.
             encode = self._plain_token_ids
-            anchor, anchored = encode(_ANCHOR), encode(_ANCHOR + text)
-            puts_space = encode(f"{_ANCHOR}a") != anchor + encode("a")
+            start = _ANCHOR if _ANCHOR in self.decode(encode(_ANCHOR), frozenset()) else "."
+            anchor, anchored = encode(start), encode(start + text)
+            puts_space = encode(f"{start}a") != anchor + encode("a")
             is_kept = puts_space and anchored[: len(anchor)] == anchor
             return anchored[len(anchor) :] if is_kept else encode(text)
 

@@ -5,7 +5,7 @@ from typing import ClassVar
 import pytest
 from jinja2 import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from tokenizers import Tokenizer, decoders
+from tokenizers import Tokenizer, decoders, normalizers
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import Metaspace
 from tokenizers.processors import TemplateProcessing
@@ -114,14 +114,17 @@ def test_the_token_that_a_template_writes_after_a_response_ends_one(template, en
     assert PromptCodec(tokenizer, PromptFormat.PLAIN).turn_end_ids == frozenset()
 
 
+@pytest.mark.parametrize("normalizer", [None, normalizers.Strip()], ids=str)
 @pytest.mark.parametrize("text", ["=5", " 5", "\n5", "<b>", "5"])
-def test_a_plain_reply_gets_no_space_that_a_tokenizer_puts_before_texts(text):
+def test_a_plain_reply_gets_no_space_that_a_tokenizer_puts_before_texts(text, normalizer):
     space = "\N{LOWER ONE EIGHTH BLOCK}"
     vocabulary = {
-        each: number for number, each in enumerate(["?", "a", f"{space}a", *f"=5<b>\n{space}"])
+        each: number for number, each in enumerate(["?", "a", f"{space}a", *f"=5<b>\n.{space}"])
     }
     inner = Tokenizer(BPE(vocabulary, [(space, "a")], unk_token="?"))
     inner.pre_tokenizer = Metaspace(prepend_scheme="first")
+    if normalizer:
+        inner.normalizer = normalizer
     inner.decoder = decoders.Metaspace(prepend_scheme="first")
     codec = PromptCodec(PreTrainedTokenizerFast(tokenizer_object=inner), PromptFormat.PLAIN)
     whole = [*codec.encode(make_prompt("a")), *codec.encode_reply(text, 1, frozenset())]
