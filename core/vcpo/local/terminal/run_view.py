@@ -10,7 +10,7 @@ from vcpo.api import VCPORun
 from vcpo.control.limits import ChangeKind
 from vcpo.control.signals import RunSignals
 from vcpo.judgement import Evidence, Judgement, judgements
-from vcpo.records.journal import EventRecord, EventTail
+from vcpo.records.journal import EventTail
 from vcpo.report.numbers import decimal, duration
 from vcpo.report.recorded_run import recorded_signals
 
@@ -132,10 +132,6 @@ class EventFeed:
             self._seen[kind] += 1
             number = 1 if event.kind in _ALWAYS_SHOWN else self._seen[kind]
             if number <= _SHOWN_EACH or number == 10 ** (len(str(number)) - 1):
-                lines.append(_line(event, number))
+                counted = f" ({number:,} of these so far)" if number > _SHOWN_EACH else ""
+                lines.append(f"{event.kind}: {event.message}{counted}")
         return lines
-
-
-def _line(event: EventRecord, number: int) -> str:
-    counted = f" ({number:,} of these so far)" if number > _SHOWN_EACH else ""
-    return f"{event.kind}: {event.message}{counted}"
