@@ -22,8 +22,8 @@ _RESPONSE: Final = "(answer)"
 _ANCHOR: Final = "\n"
 """Stands before a plain reply while it is encoded, where a tokenizer puts a space before texts; a
 period where it drops line ends."""
-_SYSTEM: Final = "(system)"
-"""Placeholder for a system message, to find out whether a template shows one."""
+_TEXT: Final = "(text)"
+"""Placeholder for a message, to find out whether a template shows it."""
 
 
 class PromptCodec:
@@ -65,7 +65,13 @@ class PromptCodec:
         self._control_tokens = ControlTokens(tokenizer)
         self._reads_control_tokens = plain_control_tokens and not self._chat
         self._now = datetime.combine(today or datetime.now(UTC).date(), time.min)
-        self._has_system_role = self._chat and self._shows_system_messages()
+        user, system = Message(role="user", content=_TEXT), Message(role="system", content=_TEXT)
+        self._wants_parts = False
+        if self._chat and not self._shows(user):  # as those of some models with images
+            self._wants_parts = True
+            self._wants_parts = self._shows(user)
+        question = Message(role="user", content="?")
+        self._has_system_role = self._chat and self._shows(system, question)
         self._prefix = () if self._chat else self._prefix_tokens()
         self.turn_end_ids = self._turn_end_ids()
         """Control token that the template writes after a turn of the model; empty if none."""
@@ -165,18 +171,17 @@ class PromptCodec:
             return self._control_tokens.spelled_token_ids(text)
         return self._control_tokens.encode([text], "".join)
 
-    def _shows_system_messages(self) -> bool:
-        """Whether the template shows a system message; some refuse one, some drop it."""
-        messages = (Message(role="system", content=_SYSTEM), Message(role="user", content="?"))
+    def _shows(self, *messages: Message) -> bool:
+        """Whether the template shows `_TEXT` of these messages; some refuse one, some drop it."""
         try:
-            return _SYSTEM in self._render(messages)
+            return _TEXT in self._render(messages)
         except TemplateSyntaxError as error:
             raise ValueError(
                 "spec.model.name: the chat template of its tokenizer is no Jinja template (line"
                 f" {error.lineno}: {error.message}); correct it, or set"
                 " spec.environment.promptFormat to 'plain'"
             ) from error
-        except TemplateError:
+        except (TemplateError, TypeError):
             return False
 
     def _check_template_arguments(self) -> None:
@@ -191,9 +196,11 @@ class PromptCodec:
                 )
 
     def _render(self, messages: Sequence[Message]) -> str:
-        plain = [{"role": one["role"], "content": one["content"]} for one in messages]
+        def shown(text: str) -> Any:
+            return [{"type": "text", "text": text}] if self._wants_parts else text
+
         text = self._tokenizer.apply_chat_template(
-            plain,
+            [{"role": one["role"], "content": shown(one["content"])} for one in messages],
             add_generation_prompt=True,
             tokenize=False,
             **self._template_arguments,

@@ -198,13 +198,19 @@ def render(template, prompt, system_prompt=None):
     return codec.decode(codec.encode(prompt), frozenset())
 
 
-def test_messages_keep_their_roles():
+PARTS = "{% for part in message.content %}{{ part.text }}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    "template", [ROLES, ROLES.replace("{{ message.content }}", PARTS)], ids=["texts", "parts"]
+)
+def test_messages_keep_their_roles_and_a_template_gets_the_parts_that_it_wants(template):
     prompt = Prompt(messages=EXAMPLE, answer="")
-    assert render(ROLES, prompt) == "user<1>assistant<2>user<3>="
+    assert render(template, prompt) == "user<1>assistant<2>user<3>="
+    assert render(template, prompt, "Sort.").startswith("system<Sort.>user<1>")
 
 
 def test_the_runs_system_prompt_stands_before_what_has_none():
-    assert render(ROLES, make_prompt("1"), "Sort.") == "system<Sort.>user<1>="
     own = Prompt(messages=({"role": "system", "content": "Add."}, *EXAMPLE), answer="")
     assert render(ROLES, own, "Sort.").startswith("system<Add.>user<1>")
 
