@@ -11,6 +11,7 @@ precision on whole vectors, which is only safe for the moderate weights drawn he
 """
 
 import json
+import math
 import sys
 from dataclasses import dataclass
 
@@ -22,7 +23,6 @@ from benchmarks.harness.arguments import parser_of
 from vcpo.algo.baseline import optimal_baseline
 from vcpo.algo.ess.importance_weights import ess_ratio
 from vcpo.algo.ess.learning_rate import learning_rate_scale
-from vcpo.algo.ess.unit import block_log_weights
 from vcpo.torch import truncated_weights
 
 MAX_REL_ERROR = 1e-5
@@ -81,7 +81,7 @@ def by_project(batch: Batch) -> Quantities:
     """Compute the quantities with `vcpo.algo`, from log weights and norms."""
     rows = zip(batch.learner_logprobs, batch.rollout_logprobs, strict=True)
     log_ratios = [learner.astype(np.float64) - rollout for learner, rollout in rows]
-    log_weights = [block_log_weights(each, [len(each)])[0] for each in log_ratios]
+    log_weights = [math.fsum(each) for each in log_ratios]
     weights = truncated_weights(torch.tensor(log_weights, dtype=torch.float64), TRUNCATION).tolist()
     norms = np.linalg.norm(batch.gradients, axis=1).tolist()
     squared_norms = [(weight * norm) ** 2 for weight, norm in zip(weights, norms, strict=True)]

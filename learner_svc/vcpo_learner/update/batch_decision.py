@@ -219,7 +219,7 @@ def token_sums(log_ratios: Tensor) -> TokenSums:
 
 
 def block_moments(log_ratios: Tensor, blocks: Sequence[Sequence[int]]) -> WeightMoments:
-    """Return the moments of the weights of all blocks; the twin is `block_log_weights`.
+    """Return the moments of the weights of all blocks.
 
     log_ratios: [N] float64 nats. blocks: [B][blocks] tokens of each block; those of a trajectory
         add up to it.

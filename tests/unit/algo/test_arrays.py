@@ -20,7 +20,7 @@ from vcpo.algo.ess.importance_weights import (
 )
 from vcpo.algo.ess.learning_rate import LearningRateRule, learning_rate_scale
 from vcpo.algo.ess.moments import WeightMoments
-from vcpo.algo.ess.unit import EssKind, block_log_weights, ess_unit, near_equal_blocks
+from vcpo.algo.ess.unit import EssKind, ess_unit, near_equal_blocks
 from vcpo.algo.ess.verdict import StepLimits, StepVerdict, judge_step
 from vcpo.algo.health.diagnostics import TokenSums, diagnose
 from vcpo.algo.vtrace import vtrace
@@ -59,7 +59,6 @@ OF_VECTORS: dict[str, Callable[[Callable[[Any], Any]], Any]] = {
         estimate=MismatchEstimate(variance_per_token=1e-3, count=16)
     ).on_policy_ess_ratio(hold(LENGTHS)),
     "optimal_baseline": lambda hold: optimal_baseline(hold(REWARDS), hold(NORMS)),
-    "block_log_weights": lambda hold: block_log_weights(hold(LOG_WEIGHTS), hold([3, 1])),
     "vtrace": lambda hold: vtrace(hold(LOG_WEIGHTS), hold(REWARDS), hold(NORMS)),
     "WeightMoments.of": lambda hold: WeightMoments.of(hold(LOG_WEIGHTS)),
 }

@@ -39,9 +39,9 @@ from enum import StrEnum
 from itertools import chain
 from typing import SupportsInt
 
-from vcpo.algo.arrays import Vector, counts, vector
+from vcpo.algo.arrays import Vector, counts
 from vcpo.algo.ess.finite_batch import finite_batch_law
-from vcpo.algo.ess.importance_weights import log_sum_exp, require_log_weights
+from vcpo.algo.ess.importance_weights import log_sum_exp
 from vcpo.algo.ess.moments import WeightMoments
 
 SEQUENCE_NATS = 1.0
@@ -204,22 +204,3 @@ def near_equal_blocks(num_tokens: SupportsInt, size: SupportsInt) -> tuple[int, 
     count = max(1, round(num_tokens / int(size)))
     shorter, longer = divmod(num_tokens, count)
     return (shorter + 1,) * longer + (shorter,) * (count - longer)
-
-
-def block_log_weights(log_ratios: Vector, blocks: Vector) -> list[float]:
-    """Return the log weight of each block of a trajectory, nats: the sum of its log ratios.
-
-    log_ratios: [num_tokens] log pi - log mu of the trained tokens, nats.
-    blocks: [num_blocks] number of tokens of each block.
-    Raises: ValueError if the blocks do not add up to the trajectory; NonFiniteWeightError for a log
-    ratio that is NaN or +inf.
-    """
-    log_ratios, blocks = vector(log_ratios, "log_ratios"), counts(blocks, "blocks")
-    if sum(blocks) != len(log_ratios):
-        raise ValueError(
-            f"blocks add up to {sum(blocks)} tokens and log_ratios has {len(log_ratios)}: "
-            "divide the trajectory by its own length"
-        )
-    require_log_weights(log_ratios, "log_ratios")
-    tokens = iter(log_ratios)
-    return [math.fsum(next(tokens) for _ in range(block)) for block in blocks]
