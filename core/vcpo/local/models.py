@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import urllib.error
 import urllib.request
@@ -10,15 +11,17 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from vcpo.api import FieldProblem, VCPORun
+from vcpo.api import FieldProblem, VCPORun, VCPORunSpec
 from vcpo.api.run import RUN_FOLDER_ANNOTATION
-from vcpo.api.workloads import Environment, Model, template_complaints
+from vcpo.api.workloads import EngineName, Environment, Model, Precision, template_complaints
 from vcpo.service.model_config import config_problem, is_known_family
 from vcpo.service.model_files import is_url, url_problem
 from vcpo.service.rotary_table import table_problems
 
 _NAME = "spec.model.name"
 _HUB_TIMEOUT_S = 10.0
+_VLLM_BYTES = 3 << 30
+"""That vLLM takes of a GPU for its context, activations and graphs, about."""
 
 
 def model_folder(model: Model) -> Path | None:
@@ -119,6 +122,43 @@ def context_tokens(config: Mapping[str, Any]) -> int | None:
     if length is None or not original or not factor:
         return length
     return max(length, int(original * factor))
+
+
+def num_parameters(folder: Path) -> int:
+    """Return the parameters of a model by its files, which were opened before."""
+    count = 0
+    for path in folder.glob("*.safetensors"):
+        with path.open("rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(size))
+        tensors = (each for name, each in header.items() if name != "__metadata__")
+        count += sum(math.prod(each["shape"]) for each in tensors)
+    return count
+
+
+def worker_bytes(spec: VCPORunSpec) -> int | None:
+    """Return what the largest worker needs of a GPU, if all have vLLM; None if it is not known.
+
+    Weights, keys and values of as many of the longest sequences as it runs, and `_VLLM_BYTES`.
+    """
+    folder, most = model_folder(spec.model), 0
+    if folder is None:
+        return None
+    config = _read_config(folder)
+    text = config.get("text_config") or config
+    try:
+        heads = text.get("num_key_value_heads") or text["num_attention_heads"]
+        head = text.get("head_dim") or text["hidden_size"] // text["num_attention_heads"]
+        numbers = 2 * text["num_hidden_layers"] * heads * head
+    except KeyError:
+        return None
+    for group in spec.rollouts:
+        if group.engine_name != EngineName.VLLM or group.max_model_len is None:
+            return None
+        kept = numbers * group.max_model_len * group.max_concurrent_sequences
+        size = 2 if group.number_format is Precision.BFLOAT16 else 4
+        most = max(most, size * (num_parameters(folder) + kept) + _VLLM_BYTES)
+    return most
 
 
 def _absence(name: str, run_folder: Path) -> str | None:

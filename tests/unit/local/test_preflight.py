@@ -14,7 +14,7 @@ from tests.fixtures.models import write_model
 from vcpo.api import VCPORun, parse_run, run_to_yaml
 from vcpo.api.run import RUN_FOLDER_ANNOTATION
 from vcpo.local import preflight
-from vcpo.local.models import context_tokens, hub_problems, model_problems
+from vcpo.local.models import context_tokens, hub_problems, model_problems, worker_bytes
 from vcpo.local.preflight import (
     MachineFindings,
     inspect_machine,
@@ -363,3 +363,17 @@ def test_a_hub_is_not_asked_for_a_model_that_is_here(monkeypatch, tmp_path):
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     write_model(tmp_path / "model")
     assert not list(hub_problems(run_of(str(tmp_path / "model"))))
+
+
+def test_a_worker_of_vllm_needs_its_weights_and_the_keys_of_its_longest_sequences(tmp_path):
+    sizes = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4}
+    config = json.dumps({"text_config": {**sizes, "num_key_value_heads": 1}})
+    (tmp_path / "config.json").write_text(config)
+    header = json.dumps({"a": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}}).encode()
+    (tmp_path / "a.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    group = "name: main, engine: vllm, precision: bfloat16, maxConcurrentSequences: 8"
+    spec = run_of(str(tmp_path), rollouts=f"[{{{group}, maxModelLen: 100}}]").spec
+    # By hand: 6 parameters; 800 tokens of 2 layers, keys and values of a head of 16; 3 GiB besides.
+    assert worker_bytes(spec) == 2 * (6 + 800 * 2 * 2 * 16) + 3 * 2**30
+    assert worker_bytes(run_of(str(tmp_path), rollouts=f"[{{{group}}}]").spec) is None
+    assert worker_bytes(run_of("no/model").spec) is None

@@ -11,8 +11,9 @@ from typing import Final
 
 from vcpo.api import VCPORun
 from vcpo.control.supervision import MAX_WORKER_FAILURES, FailureStreak
+from vcpo.local.models import worker_bytes
 from vcpo.local.processes.child import ChildProcess, start_child, stop_children, wait_for_exit
-from vcpo.local.processes.gpus import GpuShare, plan_gpus
+from vcpo.local.processes.gpus import GpuShare, gpu_bytes, plan_gpus
 from vcpo.local.processes.ranks import free_port, rank_name, rank_variables
 from vcpo.local.run_dir import RunDir
 from vcpo.service.lifecycle import CANNOT_START, DRAINED, SERVICE_ENVIRONMENT
@@ -83,6 +84,7 @@ class Fleet:
             max_workers=sum(group.max_replicas for group in run.spec.rollouts),
             num_ranks=run.spec.learner.ranks_per_replica,
             gpus_per_worker=max(group.tensor_parallel_size for group in run.spec.rollouts),
+            worker_ratio=_worker_ratio(run, gpus),
         )
         self._gpu_of: dict[str, str] = {}
         """GPU of every worker that was ever started, if there are GPUs."""
@@ -243,3 +245,10 @@ class Fleet:
             ready_file=ready_file,
             environment=environment,
         )
+
+
+def _worker_ratio(run: VCPORun, gpus: Sequence[str]) -> float:
+    """Return the share of a single GPU that a worker needs; 1 if nobody knows."""
+    needed = worker_bytes(run.spec) if len(gpus) == 1 else None
+    held = None if needed is None else gpu_bytes(gpus[0])
+    return 1.0 if needed is None or held is None else needed / held

@@ -3,7 +3,7 @@
 ```
 GPUs          learner                       workers
 two or more   the first GPU, alone          the other GPUs, one each, then several per GPU
-one           0.6 of its memory             0.3 of its memory together
+one           the rest, 0.6 at least        what they need, at most 0.3 together
 none          no setting                    no setting
 ```
 A learner of several ranks has a GPU for each, and the workers have the others; ranks and workers
@@ -22,13 +22,13 @@ from itertools import takewhile
 
 from vcpo.service.lifecycle import GPU_MEMORY_VARIABLE
 
-_QUERY = ("--query-gpu=index", "--format=csv,noheader")
+_FORMAT = "--format=csv,noheader,nounits"
 _QUERY_TIMEOUT_S = 20.0
 _USABLE_RATIO = 0.9
 """Usable share of a GPU's memory; CUDA contexts and fragmentation take the rest."""
 _LEARNER_RATIO = 0.6
-"""The learner's share of a single GPU's memory. Parameters, gradients and AdamW's moments take 16
-bytes per parameter at the learner; a worker takes 2 to 4."""
+"""The least share of a single GPU's memory that the learner gets. Parameters, gradients and AdamW's
+moments take 16 bytes per parameter at the learner; a worker takes 2 to 4."""
 
 
 class TooFewGpusError(ValueError):
@@ -89,7 +89,7 @@ class GpuPlan:
             text += (
                 f": they share its memory, {self.learner.memory_ratio:.2f} for the learner and"
                 f" {self.workers[0].memory_ratio:.2f} for each of {self.max_workers} workers;"
-                " with a lower maxReplicas each gets more"
+                " with a lower maxReplicas others get more"
             )
         elif self.max_workers > len(self.workers):
             text += (
@@ -101,13 +101,19 @@ class GpuPlan:
 
 
 def plan_gpus(
-    gpus: Sequence[str], *, max_workers: int, num_ranks: int = 1, gpus_per_worker: int = 1
+    gpus: Sequence[str],
+    *,
+    max_workers: int,
+    num_ranks: int = 1,
+    gpus_per_worker: int = 1,
+    worker_ratio: float = 1.0,
 ) -> GpuPlan:
     """Assign GPUs so that the processes of one GPU fit into its memory together.
 
     gpus: names in `CUDA_VISIBLE_DEVICES`.
     num_ranks: processes of the learner.
     gpus_per_worker: GPUs over which a worker splits the model; the largest number of all groups.
+    worker_ratio: share of a GPU's memory that a worker needs; 1 if nobody knows.
 
     Raises:
         TooFewGpusError: if there are GPUs, but too few for the ranks or for one worker; the text
@@ -124,9 +130,9 @@ def plan_gpus(
             of_worker=True,
         )
     if not others:
-        ratio = (_USABLE_RATIO - _LEARNER_RATIO) / max_workers
+        ratio = min(worker_ratio, (_USABLE_RATIO - _LEARNER_RATIO) / max_workers)
         return GpuPlan(
-            learner=GpuShare(gpu=own[0], memory_ratio=_LEARNER_RATIO),
+            learner=GpuShare(gpu=own[0], memory_ratio=_USABLE_RATIO - max_workers * ratio),
             workers=(GpuShare(gpu=own[0], memory_ratio=ratio),),
             max_workers=max_workers,
         )
@@ -161,18 +167,24 @@ def find_gpus(environment: Mapping[str, str] = os.environ) -> list[str]:
     As in CUDA, the first entry that is empty or negative, such as -1, ends the list.
     """
     if (visible := environment.get("CUDA_VISIBLE_DEVICES")) is None:
-        return _ask_driver()
+        return [each for each in _ask_driver("--query-gpu=index") if each.isdecimal()]
     entries = (entry.strip() for entry in visible.split(","))
     return list(takewhile(lambda entry: entry and not entry.startswith("-"), entries))
 
 
-def _ask_driver() -> list[str]:
+def gpu_bytes(gpu: str) -> int | None:
+    """Return the memory of a GPU; None if the driver does not say."""
+    answer = _ask_driver("--query-gpu=memory.total", f"--id={gpu}")
+    return int(answer[0]) << 20 if answer and answer[0].isdecimal() else None
+
+
+def _ask_driver(*query: str) -> list[str]:
     command = shutil.which("nvidia-smi")
     if command is None:
         return []
     try:
         answer = subprocess.run(  # noqa: S603 - the driver's own tool, found on the PATH
-            [command, *_QUERY],
+            [command, *query, _FORMAT],
             capture_output=True,
             text=True,
             timeout=_QUERY_TIMEOUT_S,
@@ -180,5 +192,4 @@ def _ask_driver() -> list[str]:
         )
     except (OSError, subprocess.TimeoutExpired):
         return []
-    indices = [line.strip() for line in answer.stdout.splitlines()]
-    return [index for index in indices if index.isdecimal()] if answer.returncode == 0 else []
+    return answer.stdout.split() if answer.returncode == 0 else []

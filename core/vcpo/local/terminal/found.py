@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Final
 
 from vcpo.api import GpuUse, VCPORun, with_gpu_defaults
-from vcpo.local.models import model_folder
+from vcpo.local.models import model_folder, num_parameters
 
 _GIB: Final = 1 << 30
 _LEARNER_BYTES: Final = 16
@@ -34,19 +31,7 @@ def found_lines(run: VCPORun, use: GpuUse) -> Iterator[str]:
         device = "GPU" if group.name in use.groups else "CPU"
         yield f"workers   {group.name}: {engine} on the {device}, up to {group.max_replicas}"
     yield f"learner   {spec.learner.precision} on the {'GPU' if use.learner else 'CPU'}"
-    if (folder := model_folder(spec.model)) is not None and (count := _parameters(folder)):
+    if (folder := model_folder(spec.model)) is not None and (count := num_parameters(folder)):
         learner = (4 if spec.model.lora else _LEARNER_BYTES) * count / _GIB
         needs = f"learner {learner:.2g} GiB, each worker {4 * count / _GIB:.2g} GiB"
         yield f"memory    {count / 1e6:,.3g} M parameters; at most {needs}, and activations"
-
-
-def _parameters(folder: Path) -> int:
-    """Return the parameters of a model by its files, which were opened before."""
-    count = 0
-    for path in folder.glob("*.safetensors"):
-        with path.open("rb") as file:
-            size = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(size))
-        tensors = (each for name, each in header.items() if name != "__metadata__")
-        count += sum(math.prod(each["shape"]) for each in tensors)
-    return count

@@ -16,7 +16,7 @@ from tests.unit.local.processes.fake_processes import TIMEOUT_S, Clock, wait_for
 from vcpo.control.run_limits import RunLimits
 from vcpo.local.processes.child import ChildProcess, Liveness, answers_health_check, start_child
 from vcpo.local.processes.fleet import Fleet, RunFailedError
-from vcpo.local.processes.gpus import TooFewGpusError, find_gpus, plan_gpus
+from vcpo.local.processes.gpus import TooFewGpusError, find_gpus, gpu_bytes, plan_gpus
 from vcpo.local.processes.learner import LearnerEnd, LearnerProcess
 from vcpo.service.lifecycle import (
     DRAINED,
@@ -282,8 +282,14 @@ def test_one_gpu_is_shared_by_all():
     assert plan.workers[0].memory_ratio == pytest.approx(0.15)
     assert plan.description == (
         "learner on GPU 0, rollout workers on GPU 0: they share its memory, 0.60 for the learner"
-        " and 0.15 for each of 2 workers; with a lower maxReplicas each gets more"
+        " and 0.15 for each of 2 workers; with a lower maxReplicas others get more"
     )
+
+
+def test_what_workers_do_not_need_of_one_gpu_is_the_learners():
+    plan = plan_gpus(gpus(1), max_workers=2, worker_ratio=0.09)
+    assert plan.workers[0].memory_ratio == 0.09
+    assert plan.learner.memory_ratio == pytest.approx(0.72)
 
 
 @pytest.mark.parametrize(
@@ -309,6 +315,15 @@ def test_the_driver_is_asked(tmp_path, monkeypatch, script, identifiers):
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     assert find_gpus({}) == identifiers
+
+
+def test_the_driver_says_how_large_a_gpu_is(tmp_path, monkeypatch):
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text('#!/bin/sh\n[ "$2" = --id=GPU-5f ] && echo 81559\n')
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert gpu_bytes("GPU-5f") == 81_559 * 2**20
+    assert gpu_bytes("7") is None
 
 
 @pytest.mark.parametrize("given_ratio", ["0", "1.5", "nan", "half", ""])
