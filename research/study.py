@@ -74,6 +74,8 @@ class StudyMethod(Section):
     hold_rate_at_step: Annotated[int, Field(ge=1)] | None = None
     """A control: from this step on the trust region holds the rate that it allowed then; None lets
     it go on."""
+    follows_surprisal: bool = False
+    """A candidate: the trust region of `research.regions`."""
 
     @model_validator(mode="after")
     def _leaves_the_axes_alone(self) -> Self:
@@ -223,11 +225,13 @@ class StudySpec(_SeededPart):
             except ValidationError as error:
                 conflicts += _problems_of_method(index, error)
                 continue
-            step = method.hold_rate_at_step
-            if step is not None and cell.algorithm.trust_region is None:
-                message = "holds the rate of a trust region; set learningRateRule: trustRegion"
-                location = "methods", index, "holdRateAtStep"
-                conflicts.append(conflict(*location, value=step, message=message))
+            wanted = method.hold_rate_at_step, method.follows_surprisal or None
+            for field, value in zip(("holdRateAtStep", "followsSurprisal"), wanted, strict=True):
+                if value is not None and cell.algorithm.trust_region is None:
+                    message = "is of a trust region; set learningRateRule: trustRegion"
+                    conflicts.append(
+                        conflict("methods", index, field, value=value, message=message)
+                    )
         refuse(conflicts)
         return self
 

@@ -23,9 +23,11 @@ from research.cells.cell import Cell
 from research.cells.records import DIGITS, CellRecord, EvaluationRow, StepColumns
 from research.cells.sampling import CPU, Sampler, TaskPrompt, relay
 from research.cells.versions import Versions, drawn_ages
+from research.regions import SurprisalRegion
 from vcpo.algo.ess.trust_region import TrustRegion
 from vcpo.wire.trajectory import Trajectory
 from vcpo_learner.model.loading import hold_base_short, load_policy, pad_token_id, policy_tensors
+from vcpo_learner.update.batch_decision import mean_surprisal
 from vcpo_learner.update.policy_update import PolicyUpdate
 from vcpo_learner.update.result import UpdateResult
 from vcpo_rollout.engines.engine import NonFiniteLogitsError
@@ -121,6 +123,8 @@ class Experiment:
         rate = self.update.step_rate
         if cell.hold_rate_at_step is not None and rate.region is not None:
             rate.region = HeldRegion.of(rate.region, cell.hold_rate_at_step)
+        if cell.follows_surprisal and rate.region is not None:
+            rate.region = SurprisalRegion.of(rate.region)
         self._sampler = Sampler(cell.spec, model_name, tokenizer, pad, device)
         task = cell.spec.environment
         self._training_task = make_environment(task.name, task.parameters, cell.seed)
@@ -193,7 +197,10 @@ class Experiment:
         newest: list[Trajectory] = []
         if self._sampler.is_inexact:
             (newest,) = self._sample_at(0, self._prompts(version + 1)[:1])
-        self.update.begin(self.update.draw(groups), policy_version=version)
+        pending = self.update.begin(self.update.draw(groups), policy_version=version)
+        if isinstance(region := self.update.step_rate.region, SurprisalRegion):
+            surprisal_nats = mean_surprisal(pending.trajectories) or 0.0
+            self.update.step_rate.region = region.read(surprisal_nats)
         return self.update.finish(newest)
 
     def evaluate(self, version: int) -> EvaluationRow:

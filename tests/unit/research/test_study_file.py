@@ -104,12 +104,13 @@ def test_a_published_study_has_its_model_and_trains_for_twelve_times_its_largest
     assert {"method"} <= set.intersection(*(set(one.algorithm) for one in example.spec.methods))
 
 
-def test_a_held_rate_is_one_of_a_trust_region():
-    text = STUDY.replace("{name: plain, ", "{name: plain, holdRateAtStep: 48, ")
+@pytest.mark.parametrize(("field", "value"), [("holdRateAtStep", 48), ("followsSurprisal", True)])
+def test_a_control_of_a_trust_region_needs_one(field, value):
+    text = STUDY.replace("{name: plain, ", f"{{name: plain, {field}: {str(value).lower()}, ")
     (problem,) = problems(text)
     assert problem == (
-        "spec.methods[1].holdRateAtStep: holds the rate of a trust region; set "
-        "learningRateRule: trustRegion (got 48)"
+        f"spec.methods[1].{field}: is of a trust region; set learningRateRule: trustRegion "
+        f"(got {value})"
     )
 
 
