@@ -64,7 +64,7 @@ class Prompt:
             joined = "\n\n".join(message["content"] for message in self.messages)
             object.__setattr__(self, "text", joined)
         object.__setattr__(self, "messages", tuple(self.messages))
-        f"{self.text}{self.answer}".encode()  # half a character of JSON's escapes is no text
+        self.text.encode()  # half a pair of surrogates is no text
 
 
 class Environment(Protocol):

@@ -111,13 +111,6 @@ def test_the_content_policy_allows_exactly_the_style_and_the_script_of_the_page(
     assert policy.startswith("default-src 'none'")
 
 
-def test_the_data_of_the_charts_is_json_without_nan(run, make_step):
-    steps = (make_step(1), make_step(2, ess_ratio=float("nan"), gradient_norm=float("inf")))
-    charts = data_of(rendered(run, Metrics(steps=steps, evaluations=())))["charts"]
-    (ess,) = [chart for chart in charts if chart["name"] == "ess"]
-    assert ess["curves"][0]["low"] == [0.6, None]
-
-
 def test_the_report_is_written_from_a_run_directory(run, make_step, make_event, tmp_path):
     (tmp_path / "spec.yaml").write_text(run_to_yaml(run))
     journal = Journal(tmp_path)
