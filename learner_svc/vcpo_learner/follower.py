@@ -8,6 +8,7 @@ for rank 0, which needs the others to save: it ends them when it has.
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import time
@@ -18,7 +19,6 @@ from vcpo.metrics.registry import PartRegistry
 from vcpo.service import logs
 from vcpo.service.lifecycle import (
     Ready,
-    freeze_loaded,
     on_stop_request,
     split_address,
     start_errors,
@@ -98,7 +98,7 @@ async def _follow(
             event_loop=asyncio.get_running_loop(),
         )
         _LOGGER.info("rank %d follows rank 0", environment.rank)
-        freeze_loaded()
+        gc.freeze()
         try:
             await asyncio.to_thread(policy.commands.follow)
             await asyncio.to_thread(policy.close)

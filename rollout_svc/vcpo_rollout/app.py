@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import zlib
@@ -17,7 +18,6 @@ from vcpo.metrics import MetricsServer, RolloutMetrics, serve_metrics
 from vcpo.service import logs
 from vcpo.service.lifecycle import (
     Ready,
-    freeze_loaded,
     on_parent_exit,
     on_stop_request,
     split_address,
@@ -152,7 +152,7 @@ async def run_worker(options: Options) -> RunPhase:
 
 async def _work(setting: _Setting, loaded: Sampler, server: WireServer, port: int) -> RunPhase:
     worker = _worker(setting, loaded)
-    freeze_loaded()
+    gc.freeze()
     _report_start(setting.options, worker, grpc_port=port, metrics_port=setting.endpoint.port)
     beside = [asyncio.create_task(_serve_when_ready(worker.receiver, server))]
     if setting.certificates is not None:

@@ -1,7 +1,6 @@
 """The `VCPORun` model: one source for local files, cluster validation, defaults and the schema."""
 
 from vcpo.api.advice import algorithm_warnings, batch_warnings, rollout_warnings
-from vcpo.api.continuation import continuation_changes, continuation_document
 from vcpo.api.errors import FieldProblem, SpecError
 from vcpo.api.files import load_document, load_run, parse_document, parse_run, run_to_yaml
 from vcpo.api.gpu_defaults import (
@@ -11,7 +10,15 @@ from vcpo.api.gpu_defaults import (
     missing_gpus,
     with_gpu_defaults,
 )
-from vcpo.api.run import API_VERSION, KIND, VCPORun, VCPORunSpec, json_schema
+from vcpo.api.run import (
+    API_VERSION,
+    KIND,
+    VCPORun,
+    VCPORunSpec,
+    continuation_changes,
+    continuation_document,
+    json_schema,
+)
 
 __all__ = [
     "API_VERSION",

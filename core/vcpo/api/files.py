@@ -8,22 +8,26 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
-from vcpo.api.changes import change_field, split_change
-from vcpo.api.errors import FILE, FIXES, FieldProblem, SpecError, problems_of
+from vcpo.api.errors import FILE, FIXES, FieldProblem, SpecError, field_path, problems_of
 from vcpo.api.meant import meant
 from vcpo.api.run import VCPORun
 
 _MAX_FILE_BYTES = 1 << 20
+_SECTION: Final = "spec"
+_TOP: Final = frozenset({_SECTION, "metadata", "apiVersion", "kind"})
+_PART: Final = re.compile(r"(\w+)((?:\[\d+\])*)")
+_EXAMPLE: Final = "algorithm.maxPolicyLagSteps=12"
 _Document = TypeVar("_Document", bound=BaseModel)
 
 
@@ -101,8 +105,8 @@ def run_to_yaml(run: VCPORun) -> str:
 def _apply_changes(document: dict[Any, Any], changes: Sequence[str]) -> dict[Any, Any]:
     for change in changes:
         try:
-            field, text = split_change(change)
-            change_field(document, field, _document(text, f"--set {field}"))
+            field, text = _split_change(change)
+            _change_field(document, field, _document(text, f"--set {field}"))
         except SpecError:
             raise
         except ValueError as error:
@@ -163,3 +167,51 @@ def _as_json(document: dict[Any, Any], source: str) -> str:
 
 def _file_problem(message: str) -> FieldProblem:
     return FieldProblem(path=FILE, value="", message=message)
+
+
+def _change_field(document: dict[Any, Any], path: str, value: object) -> None:
+    """Set one field of a parsed run file; sections that it lacks are made.
+
+    path: as errors write it, `spec.rollouts[0].maxReplicas`, with or without `spec.`. A field that
+        no run has is refused when the document is checked.
+    """
+    *above, last = _keys(path)
+    node: Any = document
+    for place, key in enumerate(above):
+        _require_place(node, key, above[:place])
+        if isinstance(key, str) and node.get(key) is None:
+            node[key] = {}
+        node = node[key]
+    _require_place(node, last, above)
+    node[last] = value
+
+
+def _require_place(node: object, key: str | int, above: Sequence[str | int]) -> None:
+    name = field_path(above)
+    if isinstance(key, int):
+        if not isinstance(node, list) or key >= len(node):
+            count = len(node) if isinstance(node, list) else "no"
+            items = f"{count} item{'s' * (count != 1)}"
+            raise ValueError(f"{name} has {items} in the file, so there is no item {key}")
+    elif not isinstance(node, dict):
+        item = f"{name}[{key}]" if key.isdigit() else f"{name}[0].{key}"
+        fix = f"; name an item, such as {item}" if isinstance(node, list) else ""
+        raise ValueError(f"{name} is not a section in the file, so it has no {key}{fix}")  # noqa: TRY004 - of a text that the user gave
+
+
+def _split_change(text: str) -> tuple[str, str]:
+    """Return the path and the text of the value of `FIELD=VALUE`."""
+    path, mark, value = text.partition("=")
+    if not mark or not path.strip():
+        raise ValueError(f"{text!r} must be FIELD=VALUE, such as {_EXAMPLE}")
+    return path.strip(), value
+
+
+def _keys(path: str) -> list[str | int]:
+    keys: list[str | int] = []
+    for part in path.split("."):
+        found = _PART.fullmatch(part)
+        if found is None:
+            raise ValueError(f"{path!r} names no field; write it as errors do, such as {_EXAMPLE}")
+        keys += [found[1], *map(int, re.findall(r"\d+", found[2]))]
+    return keys if keys[0] in _TOP else [_SECTION, *keys]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, NoReturn
 
 import typer
 from pydantic import ValidationError
@@ -14,12 +16,13 @@ from vcpo.api import SpecError, load_run
 from vcpo.api.errors import problems_of
 from vcpo.api.tracking import Sink, SinkName, Tracking, WandbMode
 from vcpo.cli.console import ERR, fail, require_modules, require_run, say
-from vcpo.local.external_commands import EXPORT_MODULES, exec_export, export_arguments
 from vcpo.local.run_dir import RunDir
+from vcpo.service.process import module_command
 from vcpo.tracking.follow import RecordTail, missing_records
 from vcpo.tracking.services import check_sinks, open_sink
 from vcpo.tracking.sink import TrackedRun, deliver
 
+_MODULES: Final = ("torch", "transformers", "vcpo_learner")
 _CHECKPOINT_FILE: Final = "meta.json"
 """Manifest in a checkpoint's folder."""
 _OPTIONS: Final = {"name": "--to", "mode": "--offline", "directory": "DIR"}
@@ -101,10 +104,10 @@ def export(
             fail("--step, --best: name one checkpoint; give one of them")
         if not (source / _CHECKPOINT_FILE).is_file():
             require_run(source)
-        require_modules(EXPORT_MODULES)
+        require_modules(_MODULES)
         which = {"step": step, "best": best, "adapters": adapters}
         code = {"model": model, "trust_remote_code": trust_remote_code}
-        exec_export(export_arguments(source, directory, **which, **code))
+        _exec_export(export_arguments(source, directory, **which, **code))
         return
     require_run(source)
     if step is not None or best or adapters:
@@ -119,6 +122,20 @@ def export(
         "directory": str(directory) if directory else None,
     }
     _copy_records(source, given)
+
+
+def export_arguments(*places: Path | None, **options: object) -> list[str]:
+    """Return the arguments of `python -m vcpo_learner.export`: the options that are given."""
+    given = {f"--{name.replace('_', '-')}": each for name, each in options.items()}
+    named = [f"{name}={each}" for name, each in given.items() if type(each) in {int, str}]
+    flags = [name for name, each in given.items() if each is True]
+    return [*flags, *named, "--", *(str(each) for each in places if each is not None)]
+
+
+def _exec_export(arguments: list[str]) -> NoReturn:
+    """Replace this process by the export: its exit status and its signals are the user's."""
+    command = module_command("vcpo_learner.export", *arguments)
+    os.execv(sys.executable, command)  # noqa: S606 - our own module
 
 
 def _copy_records(run_dir: Path, given: dict[str, str | None]) -> None:

@@ -26,18 +26,16 @@ from vcpo.api import (
     with_gpu_defaults,
 )
 from vcpo.cli.console import OUT, fail, reading, say, tell, writing
-from vcpo.cli.events import events, logs
+from vcpo.cli.events import events, logs, report
 from vcpo.cli.export import export
 from vcpo.cli.init import init
-from vcpo.cli.report import report
 from vcpo.cli.run_file import Changes, RunFile, load_file, refuse, warn, watch_inspection
 from vcpo.cli.samples import samples, try_file
 from vcpo.local.host import LOOPBACK, Host, HostOptions
 from vcpo.local.models import hub_problems
-from vcpo.local.preflight import RUN_MODULES, with_one_replica
-from vcpo.local.processes.gpu_check import gpu_problems, local_gpu_use
+from vcpo.local.preflight import RUN_MODULES, found_lines, with_one_replica
+from vcpo.local.processes.gpus import gpu_problems, local_gpu_use
 from vcpo.local.run_dir import RunDir, new_run_dir
-from vcpo.local.terminal.found import found_lines
 from vcpo.local.terminal.summary import (
     Ending,
     RunOutcome,

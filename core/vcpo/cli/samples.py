@@ -14,7 +14,7 @@ from vcpo.api import with_gpu_defaults
 from vcpo.cli.console import ERR, fail, require_run, say, tell
 from vcpo.cli.run_file import Changes, RunFile, load_file, refuse
 from vcpo.local.models import hub_problems, model_problems
-from vcpo.local.processes.gpu_check import local_gpu_use
+from vcpo.local.processes.gpus import local_gpu_use
 from vcpo.local.terminal.samples import (
     choose_samples,
     fact_lines,

@@ -16,9 +16,8 @@ from typing import Annotated, Any, Final
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from vcpo.algo.health.early_warning import WarningLevel
-from vcpo.records.effective_rate import EffectiveRate
 from vcpo.records.reasons import RunPhase
-from vcpo.records.step_record import Count, NonNegative, Share, StepRecord
+from vcpo.records.step_record import Count, EffectiveRate, NonNegative, Share, StepRecord
 
 WINDOW_STEPS = 10
 """Number of recent steps in the learner's window."""

@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from vcpo.api import FieldProblem, VCPORun, run_to_yaml
+from vcpo.api import FieldProblem, GpuUse, VCPORun, run_to_yaml, with_gpu_defaults
 from vcpo.api.run import RUN_FOLDER_ANNOTATION
-from vcpo.local.models import model_folder, model_problems
+from vcpo.local.models import model_folder, model_problems, num_parameters
 from vcpo.service.lifecycle import NOT_TRIED, TRIED
 from vcpo.service.logs import END_VARIABLE
 from vcpo.service.model_files import is_url
@@ -30,6 +30,9 @@ _ROLLOUT_TRIAL, _LEARNER_TRIAL = "vcpo_rollout.trial", "vcpo_learner.estimator.t
 _TENSORS = "torch"
 """Module that engines and losses import; an install without an extra does not have it."""
 _TRIAL_TIMEOUT_S = 120.0
+_GIB = 1 << 30
+_LEARNER_BYTES = 16
+"""Of each trained parameter: the weight, its gradient and two means of AdamW, in float32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,3 +211,27 @@ def _try(run: VCPORun, *command: str, needs: str, field: str, name: str) -> Mach
     message = f"its trial ended early, with status {process.returncode}: {last}"
     problem = FieldProblem(path=field, value=repr(name), message=message)
     return MachineFindings(problems=(problem,))
+
+
+def found_lines(run: VCPORun, use: GpuUse) -> Iterator[str]:
+    """Yield how a run with local paths would be carried out on this machine."""
+    spec, batch = with_gpu_defaults(run.spec, use), run.spec.batch
+    size = f"{batch.prompts_per_step} prompts x {batch.trajectories_per_prompt} responses"
+    lag = f"lag at most {spec.algorithm.max_policy_lag_steps} versions"
+    asked = f"{spec.steps * batch.prompts_per_step:,} prompts in all"
+    yield f"steps     {spec.steps:,} of {size}: {asked}; {lag}"
+    every = spec.evaluation.every_steps
+    if every:
+        yield f"held out  {spec.evaluation.prompts} prompts every {every} steps"
+    for given, group in zip(run.spec.rollouts, spec.rollouts, strict=True):
+        why = "as the file says" if given.engine else "vLLM for GPUs is not installed"
+        if not given.engine and (use.has_vllm or group.name not in use.groups):
+            why = "a GPU is here" if group.name in use.groups else "no GPU is here"
+        engine = f"engine {group.engine} ({why}), {group.precision}"
+        device = "GPU" if group.name in use.groups else "CPU"
+        yield f"workers   {group.name}: {engine} on the {device}, up to {group.max_replicas}"
+    yield f"learner   {spec.learner.precision} on the {'GPU' if use.learner else 'CPU'}"
+    if (folder := model_folder(spec.model)) is not None and (count := num_parameters(folder)):
+        learner = (4 if spec.model.lora else _LEARNER_BYTES) * count / _GIB
+        needs = f"learner {learner:.2g} GiB, each worker {4 * count / _GIB:.2g} GiB"
+        yield f"memory    {count / 1e6:,.3g} M parameters; at most {needs}, and activations"

@@ -15,11 +15,34 @@ from typing import Annotated, Any, Final
 
 from pydantic import ConfigDict, Field, TypeAdapter
 
-from vcpo.records.effective_rate import EffectiveRate
-
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 NonNegative = Annotated[float, Field(ge=0.0)]
 Count = Annotated[int, Field(ge=0)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EffectiveRate:
+    """The learning rate of one step: optimizer.learningRate x schedule x scale x backoff.
+
+    Whatever shows a run holds these four numbers, so that all show one rate.
+    """
+
+    rate: float
+    schedule: float
+    """Factor of warm-up and schedule, in [0, 1]."""
+    scale: float
+    """Factor of the ESS, or of the trust region, in [0, 1]."""
+    backoff: float
+    """Factor that warnings and rollbacks before the step have left, in (0, 1]."""
+
+    @property
+    def share(self) -> float:
+        return self.schedule * self.scale * self.backoff
+
+    def __str__(self) -> str:
+        named = {"schedule": self.schedule, "scale": self.scale, "backoff": self.backoff}
+        factors = [f"{name} x{factor:.2g}" for name, factor in named.items() if factor != 1.0]
+        return f"{self.rate:.3g} ({', '.join(factors) or 'full rate'})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,6 @@ import argparse
 import asyncio
 import contextlib
 import ctypes
-import gc
 import json
 import os
 import re
@@ -131,15 +130,6 @@ def write_ready(path: Path, ready: Ready) -> None:
     partial = path.with_suffix(".partial")
     partial.write_text(json.dumps(asdict(ready)) + "\n")
     partial.replace(path)
-
-
-def freeze_loaded() -> None:
-    """Take what a start has made out of the sight of the garbage collector.
-
-    The modules of torch and transformers alone are 400,000 objects, and a full search through them
-    takes 0.4 s. They live as long as the process.
-    """
-    gc.freeze()
 
 
 def read_ready(path: Path) -> Ready | None:

@@ -240,7 +240,7 @@ def trajectory_from_message(message: work_pb2.Trajectory, *, path: str) -> Traje
         reward_parts=_reward_parts(f"{path}.reward_parts", message.reward_parts),
         question=message.question,
         answer=message.answer,
-        worker_id=worker_of(message),
+        worker_id=message.worker_id if message.HasField("worker_id") else None,
     )
 
 
@@ -279,11 +279,6 @@ def partial_from_message(message: work_pb2.PartialResponse, *, path: str) -> Par
         prompt_xxh3=message.prompt_xxh3,
         number=message.number,
     )
-
-
-def worker_of(message: work_pb2.Trajectory) -> str | None:
-    """Return the worker that sampled all tokens; None if there were several."""
-    return message.worker_id if message.HasField("worker_id") else None
 
 
 def _expert_routes(

@@ -34,9 +34,8 @@ from vcpo.algo.health.rate_backoff import RateBackoff
 from vcpo.api import VCPORunSpec
 from vcpo.api.algorithm import NORM_BASELINES
 from vcpo.metrics.device_memory import device_memory
-from vcpo.records.effective_rate import EffectiveRate
 from vcpo.records.reasons import SkipReason
-from vcpo.records.step_record import rate_fields
+from vcpo.records.step_record import EffectiveRate, rate_fields
 from vcpo.wire.trajectory import Trajectory
 from vcpo_learner.checkpoints.manifest import FileChecksum
 from vcpo_learner.checkpoints.tensor_files import TensorFiles

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from vcpo.api import VCPORun, load_run, parse_run
-from vcpo.local.external_commands import export_arguments
+from vcpo.cli.export import export_arguments
 from vcpo.local.run_dir import RunDir, new_run_dir
 from vcpo.records.journal import METRICS_FILE
 

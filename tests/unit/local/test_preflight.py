@@ -22,7 +22,7 @@ from vcpo.local.preflight import (
     with_local_paths,
     with_one_replica,
 )
-from vcpo.local.processes.gpu_check import gpu_problems, local_gpu_use
+from vcpo.local.processes.gpus import gpu_problems, local_gpu_use
 
 OWN_CLASS = """
 from vcpo_rollout.environments import Prompt
@@ -293,7 +293,7 @@ class TestEnvironments:
 
 class TestRanks:
     def test_too_few_gpus_for_one_worker_name_its_group(self, tmp_path, monkeypatch):
-        monkeypatch.setattr("vcpo.local.processes.gpu_check.find_gpus", lambda: ["0"] * 4)
+        monkeypatch.setattr("vcpo.local.processes.gpus.find_gpus", lambda: ["0"] * 4)
         run = run_of(rollouts="[{name: a}, {name: b, engine: vllm, tensorParallelSize: 4}]")
         (problem,) = gpu_problems(run)
         assert str(problem) == (
@@ -314,8 +314,8 @@ class TestRanks:
         self, monkeypatch, gpus, versions, on_gpu, has_vllm
     ):
         found = ["0"] * gpus
-        monkeypatch.setattr("vcpo.local.processes.gpu_check.find_gpus", lambda: found)
-        monkeypatch.setattr("vcpo.local.processes.gpu_check._version", versions.get)
+        monkeypatch.setattr("vcpo.local.processes.gpus.find_gpus", lambda: found)
+        monkeypatch.setattr("vcpo.local.processes.gpus._version", versions.get)
         use = local_gpu_use(run_of(rollouts="[{name: a}, {name: b}]").spec)
         assert (use.learner, use.groups) == (on_gpu, {"a", "b"} if on_gpu else set())
         assert use.has_vllm is has_vllm
