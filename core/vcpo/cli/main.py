@@ -34,6 +34,7 @@ from vcpo.cli.samples import samples, try_file
 from vcpo.local.host import LOOPBACK, Host, HostOptions
 from vcpo.local.models import hub_problems
 from vcpo.local.preflight import RUN_MODULES, found_lines, with_one_replica
+from vcpo.local.processes.forks import fork_services
 from vcpo.local.processes.gpus import gpu_problems, local_gpu_use
 from vcpo.local.run_dir import RunDir, new_run_dir
 from vcpo.local.terminal.summary import (
@@ -135,6 +136,7 @@ def run(
     refuse(files, [*found.problems, *gpu_problems(loaded)], modules=RUN_MODULES)
     refuse(files, hub_problems(loaded))
     warn(given, [*gpu_warnings(given.spec, use), *found.warnings])
+    forks = fork_services(loaded, has_gpus=use.learner)  # before a thread, a socket, a lock
     metrics = HostMetrics()
     with contextlib.ExitStack() as at_end:
         try:
@@ -145,6 +147,7 @@ def run(
                     metrics=metrics,
                     metrics_port=server.port,
                     ends_with_input=until_input_ends,
+                    forks=forks,
                 )
                 with _hold_directory(directory):
                     outcome = _train(loaded, directory, options)

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import grpc
@@ -26,6 +26,7 @@ from vcpo.control.state import ControlState
 from vcpo.learner_control import SIGNALS_TIMEOUT_S, LearnerControl, call_failure
 from vcpo.local.processes.child import Liveness, answers_health_check
 from vcpo.local.processes.fleet import LEARNER_MODULE, Fleet, LostWorker, RunFailedError
+from vcpo.local.processes.forks import ForkedProcess
 from vcpo.local.processes.gpus import find_gpus
 from vcpo.local.processes.learner import LearnerProcess
 from vcpo.local.processes.ranks import free_port
@@ -78,6 +79,8 @@ class HostOptions:
     """Whether the end of standard input interrupts the run: whoever started the host is gone."""
     learner_module: str = LEARNER_MODULE
     """Module that runs as the learner; a benchmark gives one that paces its steps."""
+    forks: Sequence[ForkedProcess] = ()
+    """Processes that wait with their imports done."""
     clock: Callable[[], float] = time.monotonic
 
 
@@ -95,6 +98,7 @@ class Host:
         self._fleet = Fleet(
             run, run_dir, gpus=find_gpus(), learner_module=options.learner_module, clock=clock
         )
+        self._fleet.forks.extend(options.forks)
         self._learner = LearnerProcess(
             self._fleet, resume=options.resume, limits=RunLimits.of(run.spec), clock=clock
         )

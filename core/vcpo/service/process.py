@@ -4,6 +4,7 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from importlib import import_module
 from typing import NoReturn
@@ -18,7 +19,12 @@ def module_command(module: str, *arguments: str) -> list[str]:
 
 
 def run_service(module: str) -> NoReturn:
-    """Run the `main` of a module, and end the process with the status that it returns; None is 0.
+    """Run the `main` of a module, and end the process with the status that it returns."""
+    end_with(lambda: import_module(module).main())
+
+
+def end_with(main: Callable[[], int | None]) -> NoReturn:
+    """End the process with the status that a function returns; None is 0.
 
     The import takes seconds. Until the service has a handler of its own, SIGTERM ends it with 143:
     nothing is there to save, and the kernel drops the signal where the first process of a container
@@ -26,7 +32,7 @@ def run_service(module: str) -> NoReturn:
     """
     signal.signal(signal.SIGTERM, lambda number, _: os._exit(128 + number))
     try:
-        status = import_module(module).main() or 0
+        status = main() or 0
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException:  # noqa: BLE001 - the interpreter would show it as well

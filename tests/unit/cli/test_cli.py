@@ -51,8 +51,9 @@ def refuse_to_start(modules):
 
 
 @pytest.fixture
-def run_file(tmp_path):
+def run_file(tmp_path, monkeypatch):
     """A run's file with its model beside it."""
+    monkeypatch.setenv("VCPO_FORK", "0")  # it would fork the process of the tests
     write_model(tmp_path / "m")
     path = tmp_path / "run.yaml"
     path.write_text(RUN, encoding="utf-8")

@@ -21,6 +21,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from vcpo.control.supervision import is_hung
+from vcpo.local.processes.forks import ForkedProcess
 from vcpo.service.lifecycle import CANNOT_START, Ready, describe_exit, read_ready
 from vcpo.service.logs import END_VARIABLE
 from vcpo.wire.client import open_channel
@@ -35,7 +36,7 @@ class ChildProcess:
     """A child process of this host."""
 
     name: str
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | ForkedProcess
     log: Path
     """Log file; processes of the same name append to the same file."""
     ready_file: Path
@@ -88,7 +89,7 @@ class ChildProcess:
 
     def _send(self, number: signal.Signals) -> None:
         if self.process.poll() is None:
-            self.process.send_signal(number)
+            os.kill(self.process.pid, number)
 
 
 def start_child(
@@ -98,18 +99,22 @@ def start_child(
     log: Path,
     ready_file: Path,
     environment: Mapping[str, str],
+    fork: ForkedProcess | None = None,
 ) -> ChildProcess:
-    """Start a child process in a session of its own, so that Ctrl-C reaches only the host."""
+    """Start a child, or have a fork be it, in its own session: Ctrl-C reaches only the host."""
     end_file = ready_file.with_suffix(".end")
     for stale in (ready_file, end_file):
         stale.unlink(missing_ok=True)
+    own = {**os.environ, **environment, END_VARIABLE: str(end_file)}
+    if fork is not None:
+        fork.order(command, own, log)
     with log.open("ab") as output:
-        process = subprocess.Popen(  # noqa: S603 - our own modules, by our own interpreter
+        process = fork or subprocess.Popen(  # noqa: S603 - our own modules, by our own interpreter
             command,
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env={**os.environ, **environment, END_VARIABLE: str(end_file)},
+            env=own,
             start_new_session=True,
         )
     return ChildProcess(

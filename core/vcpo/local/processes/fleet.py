@@ -13,6 +13,7 @@ from vcpo.api import VCPORun
 from vcpo.control.supervision import MAX_WORKER_FAILURES, FailureStreak
 from vcpo.local.models import worker_bytes
 from vcpo.local.processes.child import ChildProcess, start_child, stop_children, wait_for_exit
+from vcpo.local.processes.forks import ForkedProcess, can_fork
 from vcpo.local.processes.gpus import GpuShare, gpu_bytes, plan_gpus
 from vcpo.local.processes.ranks import free_port, rank_name, rank_variables
 from vcpo.local.run_dir import RunDir
@@ -70,6 +71,8 @@ class Fleet:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._keys = new_run_keys()
+        self.forks: list[ForkedProcess] = []
+        """Processes that wait with their imports done; those that start first are these."""
         self.learner_ranks: list[ChildProcess] = []
         """The learner's processes by rank; empty before the first start."""
         self._run = run
@@ -127,6 +130,7 @@ class Fleet:
                     **key_variables(self._keys, LEARNER_ROLES),
                     **rank_variables(rank, num_ranks=num_ranks, port=meeting_port),
                 },
+                self.forks,
             )
             for rank in range(num_ranks)
         ]
@@ -190,6 +194,8 @@ class Fleet:
 
     async def stop(self, grace_s: float) -> None:
         await stop_children(self.children, grace_s)
+        for fork in self.forks:
+            fork.stdin.close()
 
     async def wait_for_learner(self, timeout_s: float) -> bool:
         return not await wait_for_exit(self.learner_ranks, timeout_s)
@@ -214,13 +220,14 @@ class Fleet:
         self._started += 1
         options = [f"--learner=127.0.0.1:{learner_port}", f"--group={group}", f"--worker-id={name}"]
         options += [f"--listen={_ANY_PORT}", f"--metrics-listen={_ANY_PORT}"]
-        threads = next(one.threads for one in self._run.spec.rollouts if one.name == group)
+        spec = next(one for one in self._run.spec.rollouts if one.name == group)
         on_gpus = Counter(self._gpu_of.get(child.name, "") for child in self.children)
         share = self.gpu_plan.share_for_next_worker(on_gpus)
         if share is not None:
             self._gpu_of[name] = share.gpu
         variables = key_variables(self._keys, WORKER_ROLES)
-        return self._start(name, "vcpo_rollout", options, threads, share, variables)
+        forks = self.forks if can_fork(self._run, spec) else []
+        return self._start(name, "vcpo_rollout", options, spec.threads, share, variables, forks)
 
     def _start(
         self,
@@ -230,6 +237,7 @@ class Fleet:
         threads: int | None,
         gpu: GpuShare | None,
         variables: Mapping[str, str],
+        forks: list[ForkedProcess],
     ) -> ChildProcess:
         ready_file = self._run_dir.ready_file(name)
         environment = {**SERVICE_ENVIRONMENT, **os.environ, **variables}
@@ -244,6 +252,7 @@ class Fleet:
             log=self._run_dir.log(name),
             ready_file=ready_file,
             environment=environment,
+            fork=forks.pop(0) if forks else None,
         )
 
 

@@ -10,11 +10,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
+from tests.unit.local.processes.fake_processes import RUN, RUN_OF_TWO_RANKS
 from vcpo.local.processes.child import ChildProcess, start_child, stop_children
+from vcpo.local.processes.forks import can_fork, fork_services
 from vcpo.service.lifecycle import Ready, write_ready
 
 TIMEOUT_S = 60
@@ -60,15 +61,6 @@ def start(tmp_path) -> Iterator[Start]:
         child.kill()
         child.process.wait(TIMEOUT_S)
         child.close_stdin()
-
-
-def start_stubborn(start: Start, tmp_path: Path) -> ChildProcess:
-    """A child that no longer listens to SIGTERM when this returns."""
-    fifo = tmp_path / "up"
-    os.mkfifo(fifo)
-    child = start(STUBBORN, str(fifo))
-    assert fifo.read_text(encoding="utf-8") == "up"
-    return child
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
@@ -154,7 +146,10 @@ async def test_all_leave_when_asked_and_one_that_is_stopped_too(start):
 
 
 async def test_a_stubborn_child_is_killed(start, tmp_path):
-    child = start_stubborn(start, tmp_path)
+    fifo = tmp_path / "up"
+    os.mkfifo(fifo)
+    child = start(STUBBORN, str(fifo))
+    assert fifo.read_text(encoding="utf-8") == "up"  # it no longer listens to SIGTERM
     await stop_children([child], 0.0)
     assert child.exit_code == -signal.SIGKILL
 
@@ -183,3 +178,37 @@ def test_no_orphan_stays_when_the_host_is_killed(tmp_path, is_stopped):
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(orphan, signal.SIGKILL)
         os.close(orphan)
+
+
+FORKING = """
+import pathlib, sys
+from vcpo.local.processes import forks
+from vcpo.local.processes.child import start_child
+folder, (own, idle) = pathlib.Path(), forks._fork(2)
+files = {"log": folder / "log", "ready_file": folder / "ready", "environment": {"A": "b"}}
+child = start_child("c", ["python", "-P", "-m", "work", "--a"], fork=own, **files)
+while child.exit_code is None: pass
+print(idle.pid, child.exit_code, flush=True)
+sys.stdin.read()
+"""
+WORK = "import os, sys; print(sys.argv[1:], os.environ['A'], os.getsid(0) - os.getpid()); exit(69)"
+
+
+def test_a_fork_works_as_a_child_and_none_that_waits_outlives_a_killed_host(tmp_path):
+    (tmp_path / "work.py").write_text(WORK)
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "cwd": tmp_path, "text": True}
+    with subprocess.Popen([sys.executable, "-c", FORKING], **pipes) as host:
+        idle, status = map(int, host.stdout.readline().split())
+        wait_until(lambda: os.getsid(idle) == idle)
+        fork = os.pidfd_open(idle)
+        signal.pidfd_send_signal(fork, signal.SIGSTOP)
+        host.kill()
+    assert (tmp_path / "log").read_text() == "['--a'] b 0\n"
+    assert (status, has_ended(fork)) == (69, True)
+
+
+def test_what_must_import_for_itself_is_not_forked():
+    run, group = RUN_OF_TWO_RANKS, RUN_OF_TWO_RANKS.spec.rollouts[0]
+    assert not can_fork(run, group.model_copy(update={"engine": "vllm"}))
+    assert not any(can_fork(RUN, each) for each in RUN.spec.rollouts)  # they have other threads
+    assert fork_services(run, has_gpus=True) == []
