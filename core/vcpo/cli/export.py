@@ -6,7 +6,7 @@ import os
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Final, NoReturn
+from typing import Annotated, Final
 
 import typer
 from pydantic import ValidationError
@@ -107,8 +107,9 @@ def export(
         require_modules(_MODULES)
         which = {"step": step, "best": best, "adapters": adapters}
         code = {"model": model, "trust_remote_code": trust_remote_code}
-        _exec_export(export_arguments(source, directory, **which, **code))
-        return
+        arguments = export_arguments(source, directory, **which, **code)
+        command = module_command("vcpo_learner.export", *arguments)
+        os.execv(sys.executable, command)  # noqa: S606 - its exit status and signals are the user's
     require_run(source)
     if step is not None or best or adapters:
         fail("--step, --best, --adapters: are of a model; leave them out beside --to")
@@ -130,12 +131,6 @@ def export_arguments(*places: Path | None, **options: object) -> list[str]:
     named = [f"{name}={each}" for name, each in given.items() if type(each) in {int, str}]
     flags = [name for name, each in given.items() if each is True]
     return [*flags, *named, "--", *(str(each) for each in places if each is not None)]
-
-
-def _exec_export(arguments: list[str]) -> NoReturn:
-    """Replace this process by the export: its exit status and its signals are the user's."""
-    command = module_command("vcpo_learner.export", *arguments)
-    os.execv(sys.executable, command)  # noqa: S606 - our own module
 
 
 def _copy_records(run_dir: Path, given: dict[str, str | None]) -> None:
