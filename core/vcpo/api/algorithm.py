@@ -222,6 +222,8 @@ class PromptSelection(StrEnum):
 class RowLayout(StrEnum):
     """How trajectories are laid out in the rows of a forward pass."""
 
+    AUTO = "auto"
+    """Packed on a GPU whose kernel takes the model's rows, if the tests of the start pass."""
     PADDED = "padded"
     """One trajectory to a row, padded to the longest."""
     PACKED = "packed"
@@ -246,10 +248,12 @@ class Batch(Section):
     """Most tokens in one forward pass, padding included; a longer trajectory has a pass for itself.
     It does not change the update. If unset, as many as the GPU's free memory holds; on a CPU there
     is no limit then. Lower it if the learner runs out of memory."""
-    row_layout: RowLayout = RowLayout.PADDED
-    """How trajectories are laid out in the rows of a forward pass: `padded` (one to a row) or
+    row_layout: RowLayout = RowLayout.AUTO
+    """How trajectories are laid out in the rows of a forward pass: `padded` (one to a row),
     `packed` (all of a micro-batch in one row without padding, for models whose attention can be
-    `varlen`; the learner tests this at the start). It does not change the update."""
+    `varlen`; the learner tests this at the start) or `auto` (`packed` on a GPU whose kernel takes
+    the model's rows and where that test passes, else `padded`; the learner's log says which). It
+    does not change the update."""
     over_provision_ratio: Annotated[float, Field(ge=1.0, le=8.0)] = 1.0
     """Trajectories in flight for the next batch, as a multiple of the batch. When a batch is
     complete, the surplus is interrupted and released; its tokens are kept and resumed later. Raise

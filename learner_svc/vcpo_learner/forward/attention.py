@@ -53,7 +53,7 @@ def select_attention(
     is_half: whether products are in bfloat16, in which short rows are slow on a CPU with `sdpa`.
     Raises: StartError, naming the field and the fix, if the model cannot.
     """
-    policy = next((each for each in model.modules() if isinstance(each, PreTrainedModel)), None)
+    policy = transformers_model(model)
     refusal = "it is not a transformers model" if policy is None else _refusal(policy)
     if packs and (refusal is not None or attention is Attention.SDPA):
         reason = refusal or "learner.attention is sdpa, which does not keep trajectories apart"
@@ -78,6 +78,16 @@ def select_attention(
     ALL_ATTENTION_FUNCTIONS.register(NAME, varlen_attention)
     policy.set_attn_implementation(NAME)
     return True
+
+
+def transformers_model(model: nn.Module) -> PreTrainedModel | None:
+    """Return the outermost of transformers' models in a module."""
+    return next((each for each in model.modules() if isinstance(each, PreTrainedModel)), None)
+
+
+def has_kernel(model: PreTrainedModel) -> bool:
+    """Return whether the model's device may have a kernel that takes all of a packed row."""
+    return model.device.type == "cuda"
 
 
 def take_calls() -> dict[str, int]:

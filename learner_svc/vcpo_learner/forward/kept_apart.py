@@ -14,10 +14,10 @@ from typing import Final
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from vcpo.algo.agreement import is_rounding
 from vcpo.service.lifecycle import StartError
+from vcpo_learner.forward.attention import transformers_model
 from vcpo_learner.forward.policy_network import PolicyNetwork, Wanted
 from vcpo_learner.forward.token_batch import BatchTokens
 from vcpo_learner.per_sample_gradients.mixtures import is_experts
@@ -108,7 +108,7 @@ def _differ(short: Tensor, long: Tensor) -> bool:
 
 
 def _context_tokens(model: nn.Module) -> int:
-    known = _known(model)
+    known = transformers_model(model)
     config = {} if known is None else known.config.get_text_config(decoder=True).to_dict()
     return min((config[key] for key in _CONTEXTS if config.get(key)), default=4)
 
@@ -119,15 +119,11 @@ def _first_token(model: nn.Module) -> int:
     Control tokens at its beginning amplify the rounding of 16 bits: to .17 of their numbers in a
     model of 135 M parameters, where others have .005.
     """
-    known = _known(model)
+    known = transformers_model(model)
     if known is None:
         return 1
     vocabulary: int = known.config.get_text_config(decoder=True).vocab_size
     return max(1, vocabulary // 2)
-
-
-def _known(model: nn.Module) -> PreTrainedModel | None:
-    return next((each for each in model.modules() if isinstance(each, PreTrainedModel)), None)
 
 
 def _token_ids(number: int, length: int, first: int) -> list[int]:

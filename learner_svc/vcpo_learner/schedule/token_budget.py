@@ -33,7 +33,7 @@ from dataclasses import dataclass, replace
 from typing import Final, Self
 
 from torch import nn
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig
 
 from vcpo.algo.advantage import BaselineScope
 from vcpo.algo.methods import KLPenalty
@@ -43,6 +43,7 @@ from vcpo.api.optimizer import OptimizerName
 from vcpo.api.workloads import Precision
 from vcpo.service.lifecycle import StartError
 from vcpo_learner.device import free_bytes
+from vcpo_learner.forward.attention import transformers_model
 from vcpo_learner.per_sample_gradients.module_calls import is_depthwise
 from vcpo_learner.ranks.ranks import Ranks
 
@@ -84,7 +85,7 @@ class ModelSize:
     @classmethod
     def of(cls, model: nn.Module) -> Self | None:
         """Return the numbers of a model of transformers, also inside another module, else None."""
-        policy = next((each for each in model.modules() if isinstance(each, PreTrainedModel)), None)
+        policy = transformers_model(model)
         if policy is None:
             return None
         config = policy.config.get_text_config()

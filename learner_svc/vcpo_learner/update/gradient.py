@@ -14,6 +14,7 @@ Both give the same numbers where both are possible.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -27,7 +28,7 @@ from vcpo.algo.advantage import BaselineScope
 from vcpo.algo.health.fresh_tokens import FreshBlock
 from vcpo.algo.methods import Clipping
 from vcpo.api import VCPORunSpec
-from vcpo.api.algorithm import NORM_BASELINES
+from vcpo.api.algorithm import NORM_BASELINES, RowLayout
 from vcpo.wire.trajectory import Trajectory
 from vcpo_learner.clock import Clock
 from vcpo_learner.device import to_device
@@ -42,6 +43,8 @@ from vcpo_learner.estimator.own_functions import wants_norms
 from vcpo_learner.estimator.record import BatchRecord, batch_record, token_lags
 from vcpo_learner.estimator.token_weights import token_weights
 from vcpo_learner.forward.activation_checkpointing import set_checkpoints
+from vcpo_learner.forward.attention import has_kernel, take_calls, transformers_model
+from vcpo_learner.forward.measurable_norms import require_measurable_norms
 from vcpo_learner.forward.policy_network import PolicyNetwork
 from vcpo_learner.forward.token_batch import BatchTokens, batch_tokens
 from vcpo_learner.per_sample_gradients.coverage import require_gradients
@@ -67,6 +70,8 @@ from vcpo_learner.update.micro_batches import (
 from vcpo_learner.update.result import BatchGradient, BatchSummary, Graph, ScoredBatch, UpdateTimes
 from vcpo_learner.update.token_inputs import TokenInputs
 
+_logger = logging.getLogger(__name__)
+
 
 class GradientAccumulation:
     """Computes the gradient of batches under the run's loss, into the parameters' `.grad`.
@@ -87,9 +92,9 @@ class GradientAccumulation:
         self._longest_response = spec.sampling.max_new_tokens
         self._ranks = ranks or Ranks(device=next(model.parameters()).device)
         baseline = self._config.baseline
-        self._measures_norms = baseline in NORM_BASELINES or wants_norms(baseline)
+        self.measures_norms = baseline in NORM_BASELINES or wants_norms(baseline)
         policy = PolicyNetwork.of(model).model
-        memory = budget_on_ranks(policy, spec, self._ranks, measures_norms=self._measures_norms)
+        memory = budget_on_ranks(policy, spec, self._ranks, measures_norms=self.measures_norms)
         setting = spec.learner.activation_checkpointing
         set_checkpoints(policy, setting if memory is None else memory.activations)
         self._spans_batch = self._config.baseline_scope is BaselineScope.BATCH
@@ -103,7 +108,7 @@ class GradientAccumulation:
         )
         self._inputs = TokenInputs(self._config, self.runner, self._ranks)
         self._fits_one_pass = spec.algorithm.fits_one_pass and spec.learner.prefers_one_pass(
-            sums_groups=self._measures_norms
+            sums_groups=self.measures_norms
         )
         self._sharded: ShardedGradient | None = None
         if self._ranks.communication is not None:
@@ -131,8 +136,7 @@ class GradientAccumulation:
         members = split_groups(range(len(trajectories)), shared)
         # Sums beside norms stay open over several micro-steps; others are one backward pass.
         is_one_pass = self._config.is_separable or (
-            self._fits_one_pass
-            and (self._measures_norms or self.runner.holds_each(tokens, members))
+            self._fits_one_pass and (self.measures_norms or self.runner.holds_each(tokens, members))
         )
         if self._config.is_separable:
             norms = [0.0] * len(trajectories)
@@ -277,7 +281,7 @@ class GradientAccumulation:
         # The graph of a sharded model serves one backward pass.
         is_alone = self._ranks.size == 1
         keep_graph = is_alone and bool(chosen) and self.runner.fits_one(tokens, chosen)
-        if not (self._measures_norms or keep_graph):
+        if not (self.measures_norms or keep_graph):
             chosen = []
         self._write_logprobs(record, tokens, sorted(set(range(len(flags))) - set(chosen)))
         norms = torch.zeros_like(record.rewards)
@@ -285,11 +289,11 @@ class GradientAccumulation:
         for step in self.runner.split(tokens, chosen, whole=keep_graph):
             positions = step.positions
             with torch.enable_grad():
-                forward = self.runner.forward(step.batch, measures_norms=self._measures_norms)
+                forward = self.runner.forward(step.batch, measures_norms=self.measures_norms)
                 logprobs = forward.logprobs
                 trained = step.select_trained(logprobs.detach())
                 record.write(record.learner_logprobs, positions, trained)
-                if self._measures_norms:
+                if self.measures_norms:
                     weights = token_weights(record.part(positions), self._config)
                     measured = forward.measure(step.place_trained(weights), retain_graph=keep_graph)
                     norms[positions] = measured.squared_norms[: len(positions)]
@@ -347,7 +351,7 @@ class GradientAccumulation:
         squares, log_weights = torch.zeros_like(norms), torch.zeros_like(norms)
         for step in self.runner.split_groups(tokens, trained):
             positions = list(step.positions)
-            forward = self.runner.forward(step.batch, measures_norms=self._measures_norms)
+            forward = self.runner.forward(step.batch, measures_norms=self.measures_norms)
             logprobs = step.select_trained(forward.logprobs.detach())
             record.write(record.learner_logprobs, positions, logprobs)
             part = record.part(positions)
@@ -365,7 +369,7 @@ class GradientAccumulation:
                 opened = None
             unused &= measured.unused
         release(self.runner.network)
-        if trained and self._measures_norms:
+        if trained and self.measures_norms:
             if self._sharded is not None:
                 self._sharded.finish()
             require_gradients(self.runner.slots, unused)
@@ -400,6 +404,42 @@ class GradientAccumulation:
             return self._sharded.sums(max(1, len(step.numbers)))  # an idle replica has none
         slots = self.runner.slots
         return ParameterSums(slots, len(step.numbers), keeps_factors=step.is_last)
+
+
+def checked_gradient(
+    network: PolicyNetwork,
+    spec: VCPORunSpec,
+    pad_token_id: int,
+    ranks: Ranks | None = None,
+    clock: Clock = time.monotonic,
+) -> GradientAccumulation:
+    """Return the accumulation of a run, after the checks of its model; rows as it wants them.
+
+    Raises: StartError, naming the field and the fix.
+    """
+    if spec.batch.row_layout is RowLayout.AUTO:
+        reason: object = "no kernel of this device takes packed ones"
+        model = transformers_model(network)
+        if model is not None and has_kernel(model):
+            packed = spec.batch.model_copy(update={"row_layout": RowLayout.PACKED})
+            changed = spec.model_copy(update={"batch": packed})
+            before = model.config._attn_implementation
+            take_calls()
+            try:
+                found = checked_gradient(network, changed, pad_token_id, ranks, clock)
+                if "kernel" in take_calls():
+                    _logger.info("spec.batch.rowLayout: auto, rows are packed")
+                    return found
+            except Exception as error:  # noqa: BLE001 - a model's own code and kernels run there
+                reason = error
+            model.set_attn_implementation(before)
+        _logger.info("spec.batch.rowLayout: auto, rows are padded (%s)", reason)
+    gradient = GradientAccumulation(network, spec, pad_token_id, ranks, clock)
+    packs, num_ranks = gradient.runner.packs, 1 if ranks is None else ranks.size
+    for context, is_half in gradient.runner.check_contexts() if gradient.measures_norms else ():
+        with context:
+            require_measurable_norms(network, packs=packs, num_ranks=num_ranks, is_half=is_half)
+    return gradient
 
 
 def _fresh(

@@ -32,7 +32,6 @@ from vcpo.algo.ess.verdict import RefusalReason, StepVerdict
 from vcpo.algo.health.fresh_tokens import FreshBlock
 from vcpo.algo.health.rate_backoff import RateBackoff
 from vcpo.api import VCPORunSpec
-from vcpo.api.algorithm import NORM_BASELINES
 from vcpo.metrics.device_memory import device_memory
 from vcpo.records.reasons import SkipReason
 from vcpo.records.step_record import EffectiveRate, rate_fields
@@ -41,10 +40,8 @@ from vcpo_learner.checkpoints.manifest import FileChecksum
 from vcpo_learner.checkpoints.tensor_files import TensorFiles
 from vcpo_learner.clock import Clock
 from vcpo_learner.device import computes, random_states, restore_random_states
-from vcpo_learner.estimator.own_functions import wants_norms
 from vcpo_learner.estimator.trial import require_own_functions
 from vcpo_learner.forward.attention import take_calls
-from vcpo_learner.forward.measurable_norms import require_measurable_norms
 from vcpo_learner.forward.policy_network import PolicyNetwork
 from vcpo_learner.forward.replayable import require_replayable
 from vcpo_learner.optimizer.policy_optimizer import PolicyOptimizer, clip_gradient
@@ -67,7 +64,7 @@ from vcpo_learner.update.batch_decision import (
     tokens_by_lag,
 )
 from vcpo_learner.update.fresh_tokens import Mismatch
-from vcpo_learner.update.gradient import GradientAccumulation
+from vcpo_learner.update.gradient import checked_gradient
 from vcpo_learner.update.replay import replay_buffer
 from vcpo_learner.update.result import BatchGradient, PendingStep, UpdateResult, UpdateTimes
 from vcpo_learner.update.run_health import RunHealth
@@ -105,19 +102,9 @@ class PolicyUpdate:
         self._max_gradient_norm = spec.optimizer.max_gradient_norm
         self.step_rate = StepRate(spec)
         require_own_functions(spec)
-        self._gradient = GradientAccumulation(self._network, spec, pad_token_id, ranks, clock)
+        self._gradient = checked_gradient(self._network, spec, pad_token_id, ranks, clock)
         if spec.algorithm.router_replay:
             require_replayable(self._network)
-        baseline = spec.algorithm.loss_config.baseline
-        if baseline in NORM_BASELINES or wants_norms(baseline):
-            for context, is_half in self._gradient.runner.check_contexts():
-                with context:
-                    require_measurable_norms(
-                        self._network,
-                        packs=self._gradient.runner.packs,
-                        num_ranks=1 if ranks is None else ranks.size,
-                        is_half=is_half,
-                    )
         release(self._network)  # so that the optimizer sees the shards of all parameters
         self._optimizer = PolicyOptimizer(self._model, spec.optimizer)
         group = None if ranks is None else ranks.checkpoint_group

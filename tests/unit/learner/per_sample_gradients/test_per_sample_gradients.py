@@ -252,7 +252,7 @@ def test_the_sum_is_that_of_one_backward_pass(monkeypatch, family, packs, kept):
 
 
 @pytest.mark.parametrize("family", MIXTURES)
-@pytest.mark.parametrize("layout", RowLayout)
+@pytest.mark.parametrize("layout", [RowLayout.PADDED, RowLayout.PACKED])
 def test_a_step_has_the_gradient_written_out_by_hand(family, layout):
     model = seeded_model(MIXTURES[family])
     groups = sampled_groups(model)

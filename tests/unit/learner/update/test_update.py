@@ -38,6 +38,7 @@ from vcpo_learner.output_head.logit_tiles import TiledLogits
 from vcpo_learner.per_sample_gradients import factors
 from vcpo_learner.schedule.micro_steps import MeshPlace
 from vcpo_learner.schedule.token_budget import MemoryBudget
+from vcpo_learner.update import gradient
 from vcpo_learner.update.batch_decision import (
     batch_ess_unit,
     batch_moments,
@@ -209,12 +210,47 @@ def test_norms_that_fail_in_the_number_type_of_the_step_are_refused_at_the_start
         PolicyUpdate(seeded_model(llama), bfloat16_spec(), PAD)
 
 
-@pytest.mark.parametrize("layout", RowLayout)
+@pytest.mark.parametrize("layout", [RowLayout.PADDED, RowLayout.PACKED])
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma3"])
 def test_families_pass_in_bfloat16(kind, layout):
     model = family(kind)
     fix_rotary_table(model)
     MicroBatchRunner(model, bfloat16_spec(layout), PAD)
+
+
+def each_alone(flat, ends, _, scoring):
+    """What the kernel of a GPU computes, of queries, keys and values [tokens, heads, size]."""
+    parts = (
+        attention._causal(*(part.transpose(0, 1)[None] for part in each), scoring)
+        for each in zip(*(torch.split(each, ends.diff().tolist()) for each in flat), strict=True)
+    )
+    return torch.cat([each[0].transpose(0, 1) for each in parts])
+
+
+@pytest.mark.parametrize(
+    ("kind", "takes_rows", "said"),
+    [
+        ("llama", True, "packed"),
+        ("llama", False, "padded (no kernel of this device takes packed ones)"),
+        ("bloom", True, "padded (spec.batch.rowLayout: packed, but BloomForCausalLM gives"),
+        ("gemma3", True, "padded (spec.algorithm.baseline: gradient norms of Gemma3"),
+    ],
+)
+def test_auto_packs_rows_that_a_kernel_takes_if_all_checks_pass(
+    monkeypatch, caplog, kind, takes_rows, said
+):
+    monkeypatch.setattr(gradient, "has_kernel", lambda _: True)
+    monkeypatch.setattr(attention, "_fits_kernel", lambda *_: takes_rows)
+    monkeypatch.setattr(attention, "_by_kernel", each_alone)
+    model = family(kind)
+    before = model.config._attn_implementation
+    with caplog.at_level(logging.INFO, logger=gradient.__name__):
+        update = PolicyUpdate(model, make_spec(), PAD)
+    (line,) = caplog.messages
+    assert line.startswith(f"spec.batch.rowLayout: auto, rows are {said}")
+    packs = said == "packed"
+    assert update._gradient.runner.packs is packs
+    assert model.config._attn_implementation == (attention.NAME if packs else before)
 
 
 def test_a_record_says_which_way_attention_took(monkeypatch):
