@@ -217,8 +217,6 @@ def engine_arguments(settings: VllmSettings, *, on_cpu: bool) -> dict[str, Any]:
         arguments["kv_cache_memory_bytes"] = int(kv_cache_gibibytes * _GIBIBYTE)
     if settings.returns_routes:
         arguments["enable_return_routed_experts"] = True
-    if settings.architecture is not None:
-        arguments["hf_overrides"] = {"architectures": [settings.architecture]}
     if on_cpu:
         arguments["enforce_eager"] = True
         # vLLM dies if a seeded request's prompt is read in pieces: it then turns the request's
@@ -228,7 +226,11 @@ def engine_arguments(settings: VllmSettings, *, on_cpu: bool) -> dict[str, Any]:
             arguments["enable_prefix_caching"] = False
         if settings.group.tensor_parallel_size == 1:
             arguments["distributed_executor_backend"] = _ONE_PROCESS_ON_CPU
-    return arguments | dict(settings.arguments)
+    arguments |= settings.arguments
+    if settings.architecture is not None:
+        trained = {"architectures": [settings.architecture]}
+        arguments["hf_overrides"] = arguments.get("hf_overrides", {}) | trained
+    return arguments
 
 
 @contextmanager

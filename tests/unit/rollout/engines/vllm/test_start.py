@@ -51,8 +51,10 @@ def test_vllm_runs_the_class_that_is_trained_whatever_the_configuration_names():
     text = family("qwen3_5_text").config
     wrapper = Qwen3_5Config(text_config=text.to_dict(), architectures=["Qwen3_5ForConditional"])
     trained = AutoModelForCausalLM.from_config(wrapper)
-    given = engine_arguments(for_model(SETTINGS, trained), on_cpu=False)
-    assert given["hf_overrides"] == {"architectures": ["Qwen3_5ForCausalLM"]}
+    settings = replace(SETTINGS, arguments={"hf_overrides": {"rope_theta": 1e6}})
+    given = engine_arguments(for_model(settings, trained), on_cpu=False)
+    expected = {"rope_theta": 1e6, "architectures": ["Qwen3_5ForCausalLM"]}
+    assert given["hf_overrides"] == expected
     AsyncEngineArgs(**given)
     trained.config.architectures = ["Qwen3_5ForCausalLM"]
     assert "hf_overrides" not in engine_arguments(for_model(SETTINGS, trained), on_cpu=False)
