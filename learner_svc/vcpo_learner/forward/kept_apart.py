@@ -87,24 +87,15 @@ def _require_one_table(model: nn.Module) -> None:
         for layer_type in kinds if isinstance(kinds, dict) else [None]:
             options = {} if layer_type is None else {"layer_type": layer_type}
             with suppress(TypeError):  # a family's own, which is called in another way
-                short, long = (
-                    module(table.new_zeros(1), _positions(end, table), **options)
-                    for end in (2, last)
-                )
-                if any(map(_differ, short, long)):
+                ends = (torch.tensor([[0, 1, end]], device=table.device) for end in (2, last))
+                tables = (module(table.new_zeros(1), each, **options) for each in ends)
+                pairs = zip(*tables, strict=True)
+                if not all(torch.equal(*(each[..., :2, :] for each in pair)) for pair in pairs):
                     raise StartError(
                         f"spec.model.name: the rotary frequencies of {type(model).__name__} change"
                         f" when a pass is {last} tokens long, so a trajectory's numbers depend on"
                         " its company; use another model"
                     )
-
-
-def _positions(last: int, like: Tensor) -> Tensor:
-    return torch.tensor([[0, 1, last]], device=like.device)
-
-
-def _differ(short: Tensor, long: Tensor) -> bool:
-    return not torch.equal(short[..., :2, :], long[..., :2, :])
 
 
 def _context_tokens(model: nn.Module) -> int:

@@ -35,7 +35,13 @@ def tapped_forward(name: str, module: nn.Module, taps: Taps) -> Callable[..., An
     name: of the module in its model.
     """
     if is_router(module):
-        return _TappedRouter(name, module, taps)
+        own = module.forward
+
+        def forward(*arguments: Any, **keywords: Any) -> Any:
+            with _LinearTaps(name, module, taps):
+                return own(*arguments, **keywords)
+
+        return forward
     if is_experts(module):
         return _TappedExperts(name, module, taps)
     return None
@@ -87,20 +93,6 @@ class OtherForward:
             del self._module.forward
         else:
             vars(self._module)["forward"] = self._before
-
-
-class _TappedRouter:
-    """A router's forward, with a tap behind the product with its weight."""
-
-    def __init__(self, name: str, module: nn.Module, taps: Taps) -> None:
-        self._name = name
-        self._module = module
-        self._taps = taps
-        self._forward: Callable[..., Any] = module.forward
-
-    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
-        with _LinearTaps(self._name, self._module, self._taps):
-            return self._forward(*arguments, **keywords)
 
 
 class _LinearTaps(TorchFunctionMode):

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from vcpo.algo.ess.importance_weights import NonFiniteWeightError
 from vcpo.algo.methods import LossConfig
 from vcpo.api import VCPORunSpec
-from vcpo.api.algorithm import Batch, RowLayout
+from vcpo.api.algorithm import RowLayout
 from vcpo.api.workloads import Precision
 from vcpo_learner.device import to_device
 from vcpo_learner.estimator.loss import group_offsets, group_slopes
@@ -107,9 +107,10 @@ class MicroBatchRunner:
         select_attention(
             self.network.model, spec.learner.attention, packs=self.packs, is_half=is_half
         )
+        unset = _TRAJECTORIES_ON_A_CPU if memory is None else spec.batch.trajectories
         held_tokens, held_groups = (memory.tokens, memory.groups) if memory else (None, None)
         self._budget = MicroBatchBudget(
-            trajectories=_most_trajectories(spec.batch, memory),
+            trajectories=spec.batch.micro_batch_trajectories or unset,
             tokens=spec.batch.tokens_per_micro_batch or held_tokens,
             groups=held_groups,
             counts_padding=not self.packs,
@@ -200,11 +201,6 @@ class MicroBatchRunner:
         if not self._use_bfloat16:
             return nullcontext()
         return torch.autocast(self.device.type, dtype=torch.bfloat16)
-
-
-def _most_trajectories(batch: Batch, memory: MemoryBudget | None) -> int:
-    unset = _TRAJECTORIES_ON_A_CPU if memory is None else batch.trajectories
-    return batch.micro_batch_trajectories or unset
 
 
 def mesh_place(ranks: Ranks) -> MeshPlace:
