@@ -38,6 +38,7 @@ from vcpo_rollout.engines.engine import (
 )
 from vcpo_rollout.engines.hf.cache import DecodingCache
 from vcpo_rollout.engines.hf.routes import RouteRecorder, packed_routes
+from vcpo_rollout.engines.hf.time_steps import clamp_time_steps
 from vcpo_rollout.engines.loading_weights import StagedWeights, copy_weights
 from vcpo_rollout.engines.seeds import token_seed
 from vcpo_rollout.engines.stop_strings import StopStrings
@@ -144,6 +145,7 @@ class DecodeBatch:
     ) -> None:
         """routes: of the model; None if nobody wants them."""
         self._model = model.train(mode=False)
+        clamp_time_steps(model)
         self._end_token_ids = end_token_ids
         self._stop_strings = stop_strings
         self._pad_token_id = pad_token_id
@@ -353,7 +355,8 @@ def _gaps(model: PreTrainedModel, pad_token_id: int) -> tuple[float, float, floa
     cached += [gap([2], cache.join(prompts[2:])), extend_rows([0, 1, 2])]
     # The longest leaves, and the padding of the others shrinks.
     cached.append(extend_rows([[0, 1, 2][row] for row in cache.remove({1})]))
-    return _root_mean_square(padded), _root_mean_square(torch.cat(cached)), _size(alone)
+    size = torch.cat([row.flatten() for row in alone])
+    return _root_mean_square(padded), _root_mean_square(torch.cat(cached)), _root_mean_square(size)
 
 
 def _alone(model: PreTrainedModel, token_ids: Sequence[int]) -> Tensor:
@@ -367,7 +370,3 @@ def _logprobs(logits: Tensor) -> Tensor:
 
 def _root_mean_square(values: Tensor) -> float:
     return float(values.square().mean().sqrt())
-
-
-def _size(rows: Sequence[Tensor]) -> float:
-    return _root_mean_square(torch.cat([row.flatten() for row in rows]))

@@ -22,6 +22,12 @@ def test_models_whose_state_the_cache_keeps_pass(kind, dtype):
     require_decodable(model, 0)
 
 
+def test_a_token_by_itself_has_the_time_steps_of_a_whole_pass():
+    model = family("granitemoehybrid", time_step_limit=(5.0, 6.0))
+    batch = DecodeBatch(model, end_token_ids=frozenset(), pad_token_id=0, seed=0)
+    batch.swap(1, parameters_of(model))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", OTHER_STATE)
 def test_models_of_another_state_are_refused_with_their_family(kind, dtype):
