@@ -42,7 +42,7 @@ from vcpo.api import VCPORunSpec
 from vcpo_learner.forward import policy_network
 from vcpo_learner.output_head import logit_tiles, trajectory_gradients
 from vcpo_learner.output_head.logit_tiles import TiledLogits
-from vcpo_learner.per_sample_gradients import factors, layer_gradients, measurement
+from vcpo_learner.per_sample_gradients import factors, measurement
 from vcpo_learner.update.policy_update import PolicyUpdate
 
 _READS: Final = ("tolist", "item", "cpu", "numpy", "__bool__", "__float__", "__int__", "__index__")
@@ -166,7 +166,6 @@ def gpu_branches(*, counted: bool = True) -> Iterator[None]:
     product = product_kernel if counted else wide_product
     add_product = add_product_kernel if counted else add_wide_product
     changes: list[tuple[Any, str, Any]] = [
-        (layer_gradients, "_first_busy_token", lambda _gradients: 0),
         (factors, "token_products", lambda first, second: product(first, second.mT)),
         (factors, "product", product),
         (factors, "_add_product", add_product),

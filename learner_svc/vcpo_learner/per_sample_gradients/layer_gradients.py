@@ -25,8 +25,6 @@ from vcpo_learner.per_sample_gradients.factors import Factors, RoundedFactors, a
 from vcpo_learner.per_sample_gradients.mixers import convolution_gradients
 from vcpo_learner.per_sample_gradients.module_calls import ModuleCall, as_stored, is_plain
 
-_PROBED_FEATURES = 16
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LayerGradients:
@@ -107,10 +105,6 @@ def _factors(
     if is_linear:
         gradients = as_factor(_per_token(gradient), gradient.dtype, precise)
         inputs = rounded.of(_per_token(call.arguments[0]), gradient.dtype, precise)
-        # A GPU would wait for the answer, at each module, to leave out next to nothing.
-        first = 0 if gradients.is_cuda else _first_busy_token(gradients)
-        if first:
-            gradients, inputs = gradients[:, first:], inputs[:, first:]
         return Factors(rows=gradients, columns=inputs)
     token_ids = call.arguments[0].reshape(batch_size, -1)
     gradients = _per_token(gradient).to(precise)
@@ -147,22 +141,6 @@ def _embedding_factors(call: ModuleCall, token_ids: Tensor, gradients: Tensor) -
         padding = (token_ids == embedding.padding_idx)[:, :, None]
         gradients = gradients.masked_fill(padding, 0.0)
     return Factors(rows=token_ids, columns=gradients)
-
-
-def _first_busy_token(gradients: Tensor) -> int:
-    """The first token of [batch, tokens, features] with a gradient; the last if none has one.
-
-    The prompts' tokens have none in the head and in most of the last layer.
-    """
-    # First a few features of all tokens, then all features of the remaining tokens.
-    bound = _first_nonzero(gradients[..., :_PROBED_FEATURES])
-    return _first_nonzero(gradients[:, : bound + 1])
-
-
-def _first_nonzero(values: Tensor) -> int:
-    is_busy = values.abs().amax(dim=2).any(dim=0)
-    is_busy[-1] = True
-    return int(is_busy.int().argmax())
 
 
 def _per_token(values: Tensor) -> Tensor:
