@@ -55,7 +55,7 @@ class MeasuredGradients:
         with no_grad():
             totals = iter(sums.weighted_sums([slot for kept in self._kept for slot in kept.slots]))
             cast: dict[dtype, Tensor] = {}
-            for slots, (factors,) in self._kept:
+            for slots, factors in self._kept:
                 own = [next(totals) for _ in slots]
                 if own[0].dtype not in cast:
                     cast[own[0].dtype] = coefficients.to(own[0].dtype)[:, None, None]

@@ -15,7 +15,7 @@ _CACHED_ELEMENTS = 1 << 19
 """Elements of a product of a batch that stay in a CPU's caches: 2 MiB in float32."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(slots=True, kw_only=True, eq=False)
 class Factors:
     """The gradient of a matrix as a sum of outer products over tokens."""
 
@@ -126,22 +126,6 @@ class TokenProducts:
         # The factors are held too, so that no other tensor can reuse their memory.
         found = token_products(first, second)
         self._last = (first, second, found)
-        return found
-
-
-@dataclass(slots=True, eq=False)
-class RoundedFactors:
-    """Values as factors; keeps the last, as neighboring layers share inputs, and their memory."""
-
-    _last: tuple[Tensor, Tensor] | None = None
-
-    def of(self, values: Tensor, dtype: torch.dtype, precise: torch.dtype) -> Tensor:
-        """Return values [batch, tokens, features] as `as_factor` does."""
-        last = self._last
-        if last is not None and is_same(values, last[0]) and last[1].dtype is dtype:
-            return last[1]
-        found = as_factor(values, dtype, precise)
-        self._last = (values, found)
         return found
 
 

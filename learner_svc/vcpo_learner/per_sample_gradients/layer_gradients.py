@@ -13,20 +13,21 @@ the module itself.
 Sources: Goodfellow, arXiv 1510.01799; Li et al., arXiv 2110.05679 (ghost norm).
 """
 
-from dataclasses import dataclass
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn, ones_like
 from torch.nn import functional
 
-from vcpo_learner.per_sample_gradients.factors import Factors, RoundedFactors, as_factor
+from vcpo_learner.per_sample_gradients.factors import Factors, as_factor, concatenate
 from vcpo_learner.per_sample_gradients.mixers import convolution_gradients
 from vcpo_learner.per_sample_gradients.module_calls import ModuleCall, as_stored, is_plain
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(slots=True, kw_only=True, eq=False)
 class LayerGradients:
     """Per-sample gradients of one parameter from one call of its module."""
 
@@ -44,7 +45,7 @@ class LayerGradients:
         """Return the full gradients [samples, *parameter.shape]."""
         if self.factors is not None:
             return self.factors.part(samples).full(num_rows=self.parameter.shape[0])
-        if self.call.is_of_mixer:
+        if self.call.site.is_of_mixer:
             gradients = self.output_gradient[samples].to(self._precise)
             if self.parameter.ndim == 1:
                 return gradients.sum(dim=1)
@@ -63,26 +64,49 @@ class LayerGradients:
         return None
 
     @property
+    def kind(self) -> Hashable:
+        """What uses that can be joined have in common; None for a use that cannot."""
+        site, factors, inputs = self.call.site, self.factors, self.call.arguments.get(0)
+        if factors is not None:
+            shapes = factors.rows.shape, factors.columns.shape, factors.rows.dtype
+            return None if factors.is_one_hot else shapes
+        is_bias = self.parameter_name == "bias" and self._adds_bias()
+        rule = is_bias or (self.parameter_name == "weight" and _RULES.get(site.module))
+        if not rule or site.is_of_mixer or len(self.call.arguments) > 1:
+            return None
+        if not isinstance(inputs, Tensor):
+            return None
+        output = self.output_gradient
+        return rule, inputs.shape, inputs.dtype, output.shape, output.dtype, self._precise
+
+    @property
     def _precise(self) -> torch.dtype:
         return torch.promote_types(self.parameter.dtype, torch.float32)
 
     def _adds_bias(self) -> bool:
-        return self.call.is_linear or is_plain(self.call.module, nn.LayerNorm)
+        site = self.call.site
+        return site.is_linear or is_plain(site.module, nn.LayerNorm)
 
 
-def layer_gradients(
-    call: ModuleCall, name: str, output_gradient: Tensor, rounded: RoundedFactors | None = None
-) -> LayerGradients:
+def join(uses: Sequence[LayerGradients]) -> LayerGradients:
+    """Return uses of one kind as one use, the trajectories of one after those of another."""
+    first, factors = uses[0], [use.factors for use in uses if use.factors is not None]
+    if len(uses) == 1 or factors:
+        return replace(first, factors=concatenate(factors)) if factors else first
+    call = first.call
+    if first.parameter_name != "bias":
+        call = ModuleCall(call.site, {0: torch.cat([use.call.arguments[0] for use in uses])})
+    output_gradient = torch.cat([use.output_gradient for use in uses])
+    return replace(first, call=call, output_gradient=output_gradient)
+
+
+def layer_gradients(call: ModuleCall, name: str, output_gradient: Tensor) -> LayerGradients:
     """Return the gradients that `call` contributes to its module's parameter `name`.
-
-    rounded: keeps the inputs of linear layers that share them; None keeps nothing.
 
     Raises: ValueError if the call is of an embedding whose gradient is not a sum over trajectories.
     """
-    parameter: Tensor = getattr(call.module, name)
-    factors = None
-    if name == "weight":
-        factors = _factors(call, parameter, output_gradient, rounded or RoundedFactors())
+    parameter: Tensor = getattr(call.site.module, name)
+    factors = _factors(call, parameter, output_gradient) if name == "weight" else None
     return LayerGradients(
         call=call,
         parameter_name=name,
@@ -92,11 +116,9 @@ def layer_gradients(
     )
 
 
-def _factors(
-    call: ModuleCall, parameter: Tensor, gradient: Tensor, rounded: RoundedFactors
-) -> Factors | None:
-    is_linear = call.is_linear
-    if not (is_linear or isinstance(call.module, nn.Embedding)):
+def _factors(call: ModuleCall, parameter: Tensor, gradient: Tensor) -> Factors | None:
+    is_linear = call.site.is_linear
+    if not (is_linear or isinstance(call.site.module, nn.Embedding)):
         return None
     batch_size = len(gradient)
     if set(call.arguments) != {0} or call.arguments[0].shape[:1] != (batch_size,):
@@ -104,12 +126,12 @@ def _factors(
     precise = torch.promote_types(parameter.dtype, torch.float32)
     if is_linear:
         gradients = as_factor(_per_token(gradient), gradient.dtype, precise)
-        inputs = rounded.of(_per_token(call.arguments[0]), gradient.dtype, precise)
+        inputs = as_factor(_per_token(call.arguments[0]), gradient.dtype, precise)
         return Factors(rows=gradients, columns=inputs)
     token_ids = call.arguments[0].reshape(batch_size, -1)
     gradients = _per_token(gradient).to(precise)
     scale = 1.0
-    if not is_plain(call.module, nn.Embedding):
+    if not is_plain(call.site.module, nn.Embedding):
         scale = _embedding_scale(call, parameter.detach(), token_ids)
         if scale == 0.0:
             return None
@@ -131,10 +153,10 @@ def _embedding_scale(call: ModuleCall, weight: Tensor, token_ids: Tensor) -> flo
 
 
 def _embedding_factors(call: ModuleCall, token_ids: Tensor, gradients: Tensor) -> Factors:
-    embedding = call.module
+    embedding: Any = call.site.module
     if embedding.scale_grad_by_freq or embedding.max_norm is not None:
         raise ValueError(
-            f"{call.place} has scale_grad_by_freq or max_norm: "
+            f"{call.site.place} has scale_grad_by_freq or max_norm: "
             "its gradient is not a sum over trajectories; turn them off"
         )
     if embedding.padding_idx is not None:
@@ -160,7 +182,7 @@ def _vjp_gradients(use: LayerGradients, samples: slice) -> Tensor:
     }
     if not per_trajectory:
         raise ValueError(
-            f"{call.place} has no argument with "
+            f"{call.site.place} has no argument with "
             f"{batch_size} entries on its first axis: gradient norms need one per trajectory"
         )
 
@@ -177,8 +199,9 @@ def _vjp_gradients(use: LayerGradients, samples: slice) -> Tensor:
     return pulled
 
 
-_KNOWN: WeakSet[nn.Module] = WeakSet()
-"""Modules that were seen to scale each feature. A GPU would wait for the answer each time."""
+_RULES: WeakKeyDictionary[nn.Module, Hashable] = WeakKeyDictionary()
+"""Modules that were seen to scale each feature; equal for those that normalize alike. A GPU would
+wait for the answer each time."""
 
 
 def scaled_features(call: ModuleCall, name: str, parameter: Tensor) -> Tensor | None:
@@ -193,8 +216,9 @@ def scaled_features(call: ModuleCall, name: str, parameter: Tensor) -> Tensor | 
     if not isinstance(inputs, Tensor) or inputs.shape[-1:] != parameter.shape:
         return None
     inputs = as_stored(inputs, parameter.dtype)
-    if isinstance(call.module, nn.LayerNorm) and is_plain(call.module, nn.LayerNorm):
-        return functional.layer_norm(inputs, call.module.normalized_shape, eps=call.module.eps)
+    module = call.site.module
+    if isinstance(module, nn.LayerNorm) and is_plain(module, nn.LayerNorm):
+        return functional.layer_norm(inputs, module.normalized_shape, eps=module.eps)
     if not _scales_each_feature(call, parameter.detach(), inputs.reshape(1, -1, len(parameter))):
         return None
     normalized: Tensor = call.repeat("weight", ones_like(parameter), {0: inputs})
@@ -202,7 +226,8 @@ def scaled_features(call: ModuleCall, name: str, parameter: Tensor) -> Tensor | 
 
 
 def _scales_each_feature(call: ModuleCall, weight: Tensor, inputs: Tensor) -> bool:
-    if call.module in _KNOWN:
+    module = call.site.module
+    if module in _RULES:
         return True
     token = inputs[:, :1]
     powers = ones_like(weight)
@@ -211,6 +236,15 @@ def _scales_each_feature(call: ModuleCall, weight: Tensor, inputs: Tensor) -> bo
     once = call.repeat("weight", ones_like(weight), {0: token})
     scaled = call.repeat("weight", powers, {0: token})
     is_known = once.shape == token.shape and bool((scaled == powers * once).all())
-    if is_known:
-        _KNOWN.add(call.module)
+    # Another parameter, such as a bias that is 0 at first, may make it wrong later.
+    if is_known and len(module._parameters) == 1:
+        _RULES[module] = _rule(module)
     return is_known
+
+
+def _rule(module: nn.Module) -> Hashable:
+    """What tells a normalization from one that computes another thing, such as its epsilon."""
+    own = {key: each for key, each in vars(module).items() if key[0] != "_" and key != "forward"}
+    is_plain_data = all(isinstance(each, int | float | str | tuple) for each in own.values())
+    has_more = bool(module._modules or module._buffers)
+    return (type(module), repr(own)) if is_plain_data and not has_more else object()

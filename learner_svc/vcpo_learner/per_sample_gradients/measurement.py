@@ -1,7 +1,6 @@
 """The measurement of every slot's per-sample gradients, as a backward pass hands them over."""
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations_with_replacement, islice
 from typing import NamedTuple
@@ -11,13 +10,8 @@ from torch import Tensor, nn
 
 from vcpo_learner.per_sample_gradients.coverage import LostGradientError, require_coverage
 from vcpo_learner.per_sample_gradients.experts import ExpertCall, ExpertGradients, ExpertSite
-from vcpo_learner.per_sample_gradients.factors import (
-    Factors,
-    RoundedFactors,
-    TokenProducts,
-    concatenate,
-)
-from vcpo_learner.per_sample_gradients.layer_gradients import LayerGradients, layer_gradients
+from vcpo_learner.per_sample_gradients.factors import Factors, TokenProducts
+from vcpo_learner.per_sample_gradients.layer_gradients import LayerGradients, join, layer_gradients
 from vcpo_learner.per_sample_gradients.module_calls import CallSite, ModuleCall, in_rows
 from vcpo_learner.per_sample_gradients.slots import Slot
 from vcpo_learner.per_sample_gradients.taps import CrossTerm, Recording
@@ -37,22 +31,25 @@ _SMALL_ELEMENTS = 1 << 16
 _TOUCHES = 3.0
 """Times that `reduced` reads or writes each element of a gradient: form, square, add."""
 
+_Layer = LayerGradients | ExpertGradients
+
 
 @dataclass(slots=True, eq=False)
 class _Uses:
     """What has arrived of one slot."""
 
-    layers: list[LayerGradients | ExpertGradients] = field(default_factory=list)
+    layers: list[_Layer] = field(default_factory=list)
     cross_terms: list[CrossTerm | None] = field(default_factory=list)
     """The cross terms of uses that were measured and summed before they arrived."""
+    num_arrived: int = 0
 
 
 class Kept(NamedTuple):
     """Matrices of one shape, by their factors."""
 
     slots: list[Slot]
-    factors: list[Factors]
-    """Of each slot; or one, with the trajectories of one slot after those of another."""
+    factors: Factors
+    """With the trajectories of one slot after those of another."""
 
 
 class Measurement:
@@ -78,17 +75,15 @@ class Measurement:
         self._recording = recording
         self._packed = packed
         self._products = TokenProducts()
-        self._rounded = RoundedFactors()
         self._arrived: dict[Slot, _Uses] = {}
-        self._num_arrived: Counter[Slot] = Counter()
         self._measured: dict[Slot, None] = {}
         """Slots in the order in which their last use arrived; it is the same on all ranks."""
         self._norms: list[Tensor] = []
         """[parts, batch] norms, added up at the end: a launch costs more than the addition."""
         self._squares: list[Tensor] = []
         """[parts, batch] squared norms of other parts."""
-        self._alike: dict[tuple[object, ...], Kept] = {}
-        """Small matrices that wait for others with the same shapes."""
+        self._alike: dict[Hashable, list[tuple[Slot, LayerGradients]]] = {}
+        """Small uses that wait for others of their kind."""
         self._num_alike = 0
         """Elements in `_alike`, and of the products that measure them."""
         self._most = _CHUNK_ELEMENTS.get(objectives.device.type, _CHUNK_ELEMENTS["cuda"])
@@ -121,7 +116,7 @@ class Measurement:
         if isinstance(call, ExpertCall):
             self._receive_experts(call, output_gradient)
             return
-        packed = self._packing(call.module)
+        packed = self._packing(call.site.module)
         front = (self.num_trajectories,) if packed is None else tuple(packed.segments.shape)
         if packed is not None and output_gradient.shape[:3] == (front[0], 1, front[1]):
             # Keys and values of all heads at once, before they are told apart.
@@ -132,19 +127,14 @@ class Measurement:
             output_gradient = in_rows(output_gradient, front[0])
         if packed is not None:
             call, output_gradient = packed.unpack(call, output_gradient)
-        own = self._recording.slots.of(call.module)
-        for name in filter(own.__contains__, call.parameter_names):
-            slot = own[name]
-            uses = self._arrived.setdefault(slot, _Uses())
-            uses.layers.append(layer_gradients(call, name, output_gradient, self._rounded))
-            self._count(slot)
+        own = self._recording.slots.of(call.site.module)
+        for name in filter(own.__contains__, call.site.parameter_names):
+            self._take(own[name], [layer_gradients(call, name, output_gradient)])
 
     def _receive_experts(self, call: ExpertCall, output_gradient: Tensor) -> None:
         slot = self._recording.slots.of(call.site.module)[call.site.parameter_name]
-        uses = self._arrived.setdefault(slot, _Uses())
         owners = self._owners(call.site)
-        uses.layers += call.gradients(output_gradient, owners, self.num_trajectories)
-        self._count(slot)
+        self._take(slot, call.gradients(output_gradient, owners, self.num_trajectories))
 
     def _owners(self, site: ExpertSite) -> Tensor:
         """The trajectory of each token of all rows."""
@@ -167,8 +157,7 @@ class Measurement:
     ) -> None:
         """Take the norms of a use that has measured itself; as `Measuring.receive_measured`."""
         self.squared_norms += squared_norms
-        self._arrived.setdefault(slot, _Uses()).cross_terms.append(cross_term)
-        self._count(slot)
+        self._take(slot, [], [cross_term])
 
     @torch.no_grad()
     def finish(self, objective: Tensor) -> None:
@@ -185,8 +174,8 @@ class Measurement:
             if len(uses.cross_terms) < self._recording.num_expected[slot]:
                 raise LostGradientError([slot.name], "its use outside of its module has none")
             self._measure(slot, uses)
-        self._take_gathered()
         self._measure_alike()
+        self._take_gathered()
         for slot in self._measured:
             if _is_small(slot) and self.weighted_sum is not None:
                 self.weighted_sum.sums.close(slot)
@@ -199,44 +188,45 @@ class Measurement:
             # Rounding may leave the square of a vanishing gradient just under zero.
             self.squared_norms += squares.clamp_min_(0.0).sum(dim=0, dtype=torch.float64)
 
-    def _count(self, slot: Slot) -> None:
-        self._num_arrived[slot] += 1
-        if self._num_arrived[slot] == self._recording.num_uses[slot]:
+    def _take(
+        self, slot: Slot, layers: Sequence[_Layer], cross_terms: Sequence[CrossTerm | None] = ()
+    ) -> None:
+        """Take what one use of a slot has; measure the slot if it is the last use."""
+        uses = self._arrived.get(slot) or self._arrived.setdefault(slot, _Uses())
+        uses.layers += layers
+        uses.cross_terms += cross_terms
+        uses.num_arrived += 1
+        if uses.num_arrived == self._recording.num_uses[slot]:
             self._measure(slot, self._arrived.pop(slot))
 
     def _measure(self, slot: Slot, uses: _Uses) -> None:
         self._measured[slot] = None
-        if len(uses.layers) == 1 and not uses.cross_terms:
-            self._measure_matrix(slot, uses.layers)
-        else:
-            self._measure_uses(slot, uses)
-        if self.weighted_sum is not None and not _is_small(slot):
-            self.weighted_sum.sums.close(slot)
-
-    def _measure_uses(self, slot: Slot, uses: _Uses) -> None:
-        """Measure a slot with several uses, with none, or with one that measured itself."""
         if uses.cross_terms:
-            factors = [use.factors for use in uses.layers if use.factors is not None]
-            self._measure_beside(slot, uses, factors)
+            self._measure_beside(slot, uses)
         elif not uses.layers:
             self.unused.add(slot)
         for matrix in () if uses.cross_terms else {use.matrix: None for use in uses.layers}:
             self._measure_matrix(slot, [use for use in uses.layers if use.matrix == matrix])
+        if self.weighted_sum is not None and not _is_small(slot):
+            self.weighted_sum.sums.close(slot)
 
-    def _measure_matrix(self, slot: Slot, uses: Sequence[LayerGradients | ExpertGradients]) -> None:
+    def _measure_matrix(self, slot: Slot, uses: Sequence[_Layer]) -> None:
         """Measure a slot, or one of its matrices, that has nothing to do with the others."""
         factors = [use.factors for use in uses if use.factors is not None]
-        if len(factors) == len(uses) and is_kept_cheaper(slot, factors):
-            if not self._waits_for_alike(slot, factors):
-                self._measure_kept(factors)
-                self._sum_kept(slot, factors)
+        is_kept = len(factors) == len(uses) and is_kept_cheaper(slot, factors)
+        if len(uses) == 1 and self._waits_for_alike(slot, uses[0], is_kept=is_kept):
+            return
+        if is_kept:
+            self._measure_kept(factors)
+            self._sum_kept(slot, factors)
         else:
             self._measure_reduced(slot, uses)
 
-    def _measure_beside(self, slot: Slot, uses: _Uses, factors: Sequence[Factors]) -> None:
+    def _measure_beside(self, slot: Slot, uses: _Uses) -> None:
         """Measure an embedding whose matrix has another use, which has measured itself."""
         if not uses.layers:
             return
+        factors = [use.factors for use in uses.layers if use.factors is not None]
         cross_terms = [each for each in uses.cross_terms if each is not None]
         is_embedding = [each.is_one_hot for each in factors]
         if (
@@ -265,33 +255,40 @@ class Measurement:
             chunks.append(total)
         self._squares.append(_concatenate(chunks)[None])
 
-    def _waits_for_alike(self, slot: Slot, factors: Sequence[Factors]) -> bool:
-        """Let a small matrix wait for others like it: a launch costs more than its products."""
-        first, total = factors[0], self.weighted_sum
-        if len(factors) > 1 or first.is_one_hot or first.matrix is not None:
+    def _waits_for_alike(self, slot: Slot, use: _Layer, *, is_kept: bool) -> bool:
+        """Let a small matrix or vector wait for its like: a launch costs more than its products."""
+        if isinstance(use, ExpertGradients) or (kind := use.kind) is None:
             return False
-        if total is not None and not total.sums.keeps_factors:
+        factors, total = use.factors, self.weighted_sum
+        if factors is None and _is_small(slot):
+            size = 2 * use.output_gradient.numel()
+        elif factors is not None and is_kept and (total is None or total.sums.keeps_factors):
+            batch, tokens, _ = factors.columns.shape
+            size = factors.rows.numel() + factors.columns.numel() + batch * tokens**2
+        else:
             return False
-        batch, tokens, _ = first.columns.shape
-        size = first.rows.numel() + first.columns.numel() + batch * tokens**2
         if size + slot.shape.numel() > self._most // 16:
             return False
         if self._num_alike + size > self._most:
             self._measure_alike()
-        key = first.rows.shape, first.columns.shape, first.rows.dtype
-        kept = self._alike.setdefault(key, Kept([], []))
-        kept.slots.append(slot)
-        kept.factors.append(first)
+        self._alike.setdefault(kind, []).append((slot, use))
         self._num_alike += size
         return True
 
     def _measure_alike(self) -> None:
-        for kept in self._alike.values():
-            together = concatenate(kept.factors)
-            squares = together.inner_products(together, TokenProducts())
-            self._squares.append(squares.view(len(kept.slots), -1))
+        for waiting in self._alike.values():
+            slots, together = [slot for slot, _ in waiting], join([use for _, use in waiting])
+            if (factors := together.factors) is None:
+                gradients = together.gradients(slice(0, len(together.output_gradient)))
+                for slot, each in zip(
+                    slots, gradients.view(len(slots), -1, *slots[0].shape), strict=True
+                ):
+                    self._gather(Part(slot), each)
+                continue
+            squares = factors.inner_products(factors, TokenProducts())
+            self._squares.append(squares.view(len(slots), -1))
             if self.weighted_sum is not None:
-                self.kept.append(Kept(kept.slots, [together]))
+                self.kept.append(Kept(slots, factors))
         self._alike.clear()
         self._num_alike = 0
 
@@ -300,13 +297,11 @@ class Measurement:
             return
         for each in factors:
             if self.weighted_sum.sums.keeps_factors:
-                self.kept.append(Kept([slot], [each]))
+                self.kept.append(Kept([slot], each))
             else:
                 self.weighted_sum.add_factors(slot, each)
 
-    def _measure_reduced(
-        self, slot: Slot, uses: Sequence[LayerGradients | ExpertGradients]
-    ) -> None:
+    def _measure_reduced(self, slot: Slot, uses: Sequence[_Layer]) -> None:
         part, norms = Part(slot, uses[0].matrix), []
         for samples in self._chunks(part.shape.numel()):
             gradients = uses[0].gradients(samples).flatten(1)
@@ -351,7 +346,7 @@ def is_kept_cheaper(slot: Slot, factors: Sequence[Factors]) -> bool:
     if all(each.is_one_hot for each in factors):
         return True
     num_rows, num_columns = slot.shape[-2:]
-    tokens = sum(each.columns.shape[1] for each in factors)
+    tokens = sum([each.columns.shape[1] for each in factors])
     device = factors[0].columns.device.type
     touch = _FLOPS_PER_TOUCH.get(device, _FLOPS_PER_TOUCH["cuda"])
     return tokens**2 * (num_rows + num_columns) <= _TOUCHES * touch * num_rows * num_columns

@@ -34,6 +34,8 @@ def tapped_forward(name: str, module: nn.Module, taps: Taps) -> Callable[..., An
 
     name: of the module in its model.
     """
+    if is_plain(module, nn.Linear):
+        return None
     if is_router(module):
         own = module.forward
 

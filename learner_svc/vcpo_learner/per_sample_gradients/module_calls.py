@@ -1,7 +1,7 @@
 """Calls of modules that own trainable parameters, as per-sample gradients need them."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 import torch
@@ -33,15 +33,12 @@ class CallSite:
 
     @property
     def parameters(self) -> list[nn.Parameter]:
-        return [getattr(self.module, name) for name in self.parameter_names]
+        own: dict[str, Any] = self.module._parameters
+        return [own[name] for name in self.parameter_names]
 
     @property
     def argument_shapes(self) -> dict[int | str, "torch.Size"]:
         return {key: each for key, each in self.arguments.items() if isinstance(each, torch.Size)}
-
-    def is_alike(self, inputs: Tensor, output: Any) -> bool:
-        is_tensor = isinstance(output, Tensor)
-        return is_tensor and output.shape == self.output_shape and inputs.shape == self.arguments[0]
 
     def is_flat(self, num_rows: int) -> bool:
         """Return whether the output and all arguments have the tokens of all rows on one axis."""
@@ -59,8 +56,7 @@ class CallSite:
             key: next(given) if isinstance(value, torch.Size) else value
             for key, value in self.arguments.items()
         }
-        own = {each.name: getattr(self, each.name) for each in fields(self)}
-        return ModuleCall(**own | {"arguments": arguments})
+        return ModuleCall(self, arguments)
 
     def require_per_trajectory(self, batch_size: int) -> None:
         """Refuse a call whose output does not have one row per trajectory.
@@ -76,8 +72,12 @@ class CallSite:
             )
 
 
-class ModuleCall(CallSite):
+@dataclass(slots=True, eq=False)
+class ModuleCall:
     """A call with its tensors in the place of their shapes."""
+
+    site: CallSite
+    arguments: Mapping[int | str, Any]
 
     def with_tensors(self, change: Callable[[Tensor], Tensor]) -> "ModuleCall":
         """Return the call with other tensors; numbers stay."""
@@ -85,7 +85,7 @@ class ModuleCall(CallSite):
             key: change(value) if isinstance(value, Tensor) and value.ndim else value
             for key, value in self.arguments.items()
         }
-        return replace(self, arguments=arguments)
+        return ModuleCall(self.site, arguments)
 
     def repeat(
         self, parameter_name: str, parameter: Tensor, arguments: Mapping[int | str, Any]
@@ -94,10 +94,11 @@ class ModuleCall(CallSite):
         positional = tuple(value for key, value in arguments.items() if isinstance(key, int))
         keywords = {key: value for key, value in arguments.items() if isinstance(key, str)}
         # As `torch.func.functional_call`, which looks names up and takes as long as the module.
-        own: dict[str, Any] = self.module._parameters
+        module = self.site.module
+        own: dict[str, Any] = module._parameters
         before, own[parameter_name] = own[parameter_name], parameter
         try:
-            return self.module(*positional, **keywords)
+            return module(*positional, **keywords)
         finally:
             own[parameter_name] = before
 

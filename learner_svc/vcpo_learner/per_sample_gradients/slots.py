@@ -5,26 +5,22 @@ object identifies nothing. Its module stays the same object, and so does its nam
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from itertools import chain
+from typing import NamedTuple
 
 import torch
 from torch import nn
 
-from vcpo_learner.per_sample_gradients.module_calls import is_mixer
+from vcpo_learner.per_sample_gradients.module_calls import CallSite, is_mixer
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Slot:
+class Slot(NamedTuple):
     """One trainable parameter; a tied one is one slot with several uses."""
 
     name: str
     """The first of its names in the model."""
     shape: torch.Size
     """Shape of the whole parameter, also if a rank holds only a shard of it."""
-
-    def __hash__(self) -> int:
-        return hash(self.name)
 
 
 class Slots:
@@ -35,9 +31,12 @@ class Slots:
         self._by_module: dict[nn.Module, dict[str, Slot]] = {}
         self._within: dict[nn.Module | None, list[tuple[str, nn.Module]]] = {}
         """Modules by root."""
+        self._slots_within: dict[nn.Module, list[Slot]] = {}
+        self.sites: dict[nn.Module, CallSite] = {}
+        """The last call of each module: the next one is most likely like it."""
         self._owners: dict[Slot, tuple[nn.Module, str]] = {}
-        mixers = filter(is_mixer, model.modules())
-        self.in_mixers = frozenset(chain.from_iterable(each.modules() for each in mixers))
+        self.mixers = frozenset(filter(is_mixer, model.modules()))
+        self.in_mixers = frozenset(chain.from_iterable(each.modules() for each in self.mixers))
         """Modules that are given one trajectory to a row, also where rows are packed."""
         known: dict[nn.Parameter, Slot] = {}
         for module_name, module in model.named_modules():
@@ -50,7 +49,7 @@ class Slots:
                     slot = Slot(name=full_name, shape=parameter.shape)
                     known[parameter], self._owners[slot] = slot, (module, name)
                 self._by_module.setdefault(module, {})[name] = known[parameter]
-            if module in self._by_module or is_mixer(module):
+            if module in self._by_module or module in self.mixers:
                 self._modules[module] = module_name
 
     def __iter__(self) -> Iterator[Slot]:
@@ -69,8 +68,10 @@ class Slots:
         return self._within[root]
 
     def within(self, root: nn.Module) -> list[Slot]:
-        found = (self.of(module).values() for _, module in self.modules(root))
-        return list(dict.fromkeys(chain.from_iterable(found)))
+        if root not in self._slots_within:
+            found = (self.of(module).values() for _, module in self.modules(root))
+            self._slots_within[root] = list(dict.fromkeys(chain.from_iterable(found)))
+        return self._slots_within[root]
 
     def of(self, module: nn.Module) -> Mapping[str, Slot]:
         return self._by_module.get(module, {})

@@ -1,10 +1,10 @@
 """Taps: places at the outputs of modules where a backward pass hands over what it knows.
 
-A tap is the identity on a module's output. In the forward pass autograd saves the module's inputs
-for it; in the backward pass it hands them on with the gradient at the output. So the inputs live as
-long as what autograd saves itself, and activation checkpointing drops and computes them again like
-everything else. (A recording that holds the inputs would keep them, and checkpointing would save
-nothing.)
+A tap is the identity on a module's output, or a linear layer itself. In the forward pass autograd
+saves the module's inputs for it; in the backward pass it hands them on with the gradient at the
+output. So the inputs live as long as what autograd saves itself, and activation checkpointing drops
+and computes them again like everything else. (A recording that holds the inputs would keep them,
+and checkpointing would save nothing.)
 
 All taps lead to one scalar that needs a gradient, the anchor. A backward pass that asks for the
 anchor's gradient goes by every tap that the objective depends on and forms no parameter's gradient.
@@ -19,11 +19,13 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from vcpo_learner.per_sample_gradients.experts import ExpertCall, ExpertSite
+from vcpo_learner.per_sample_gradients.factors import is_same
 from vcpo_learner.per_sample_gradients.mixers import TappedMixer
 from vcpo_learner.per_sample_gradients.mixtures import OtherForward, tapped_forward
-from vcpo_learner.per_sample_gradients.module_calls import CallSite, ModuleCall, is_mixer, is_plain
+from vcpo_learner.per_sample_gradients.module_calls import CallSite, ModuleCall, is_plain
 from vcpo_learner.per_sample_gradients.slots import Slot, Slots
 from vcpo_learner.per_sample_gradients.weighted_sum import WeightedSum
 
@@ -87,6 +89,7 @@ class Recording:
         self.slots = slots
         self.anchor = torch.zeros((), device=device, requires_grad=True)
         """A scalar that every use of a slot has as an input, and whose gradient it leaves None."""
+        self.device_type = self.anchor.device.type
         self.sites: list[CallSite] = []
         self.num_uses: Counter[Slot] = Counter()
         """Uses of each slot; those of a layer that runs again are known when it has."""
@@ -101,6 +104,8 @@ class Recording:
         """Whether a layer runs that will run again, with taps, in the backward pass."""
         self.is_rerun_whole = True
         """Whether the last run of a layer in a backward pass used all of its slots by taps."""
+        self._cast = self.anchor, -1, self.anchor
+        """The input of the last linear layer, its version, and its copy for autocast."""
 
     def expect(self, slot: Slot) -> None:
         """Count a use of a slot outside of its module's forward, which will measure itself."""
@@ -122,7 +127,7 @@ class Recording:
         self.measuring = measuring
         try:
             # A layer that is computed again has the context of its first run.
-            with torch.autocast(self.anchor.device.type, enabled=False):
+            with torch.autocast(self.device_type, enabled=False):
                 torch.autograd.grad(
                     objective, [self.anchor], retain_graph=retain_graph, allow_unused=True
                 )
@@ -143,27 +148,34 @@ class Recording:
         output: without a tap if it is no tensor, or needs no gradient, or will be computed again.
         tensors: the call's tensor arguments, in their order.
         """
+        if not (self.count(site) and isinstance(output, Tensor) and output.requires_grad):
+            return output
+        return Tap.apply(output, tensors, self.anchor, self, site)  # type: ignore[no-untyped-call]
+
+    def cast(self, inputs: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return a linear layer's input in a type; neighbors that share it share the copy."""
+        values, version, copy = self._cast
+        if inputs._version == version and copy.dtype is dtype and is_same(inputs, values):
+            return copy
+        # The input is held too, so that no other tensor can reuse its memory.
+        self._cast = inputs.detach(), inputs._version, inputs.to(dtype)
+        return self._cast[2]
+
+    def count(self, site: CallSite | ExpertSite) -> bool:
+        """Count a call's uses of its parameters; return whether it gets a tap."""
+        if self.is_preview:
+            return False
         own = self.slots.of(site.module)
         slots = [own[name] for name in site.parameter_names if name in own]
-        if self.is_preview or not slots:
-            return output
         for slot in slots:
             self.num_uses[slot] += 1
         self._used.extend(site.parameters)
-        if isinstance(site, CallSite):
+        if slots and isinstance(site, CallSite):
             if self.measuring is None:
                 self.sites.append(site)
             else:
                 self.measuring.require(site)
-        if not (isinstance(output, Tensor) and output.requires_grad):
-            return output
-        measuring = self.measuring
-        if measuring is None or not tensors[0].requires_grad:
-            return Tap.apply(output, self.anchor, self, site, tensors)  # type: ignore[no-untyped-call]
-        # A layer runs again: its graph ends with this backward pass, so the tap may hold tensors.
-        # The input leads to the anchor already.
-        output.register_hook(_Handover(measuring, site, tensors))  # type: ignore[no-untyped-call]
-        return output
+        return bool(slots)
 
     @contextmanager
     def preview(self, root: nn.Module) -> Iterator[None]:
@@ -199,9 +211,8 @@ class Recording:
 
     def _tap_module(self, name: str, module: nn.Module) -> OtherForward:
         if module not in self._taps:
-            forward = tapped_forward(name, module, self)
-            forward = _TappedForward(name, module, self) if forward is None else forward
-            if is_mixer(module):
+            forward = tapped_forward(name, module, self) or _TappedForward(name, module, self)
+            if module in self.slots.mixers:
                 own = self.slots.of(module)
                 vectors = list(own) if all(len(each.shape) == 1 for each in own.values()) else []
                 forward = TappedMixer(name, module, self, vectors=vectors, forward=forward)
@@ -210,79 +221,64 @@ class Recording:
 
 
 class _TappedForward:
-    """A module's forward with a tap at its output; it keeps the site for calls that are alike.
-
-    A host's time for the taps of all modules is a large part of that for a small model.
-    """
+    """A module's forward with a tap at its output."""
 
     def __init__(self, name: str, module: nn.Module, recording: Recording) -> None:
         self._name = name
-        self._module = module
+        self._module: Any = module
         self._recording = recording
         self._forward = module.forward
-        self._last: CallSite | None = None
+        self._is_linear = is_plain(module, nn.Linear) and "forward" not in vars(module)
 
     def __call__(self, *positional: Any, **keywords: Any) -> Any:
+        recording, module = self._recording, self._module
+        if recording.is_preview:
+            return self._forward(*positional, **keywords)
+        if self._is_linear:
+            (inputs,) = positional or keywords.values()
+            site = self._site({0: inputs}, (*inputs.shape[:-1], module.out_features))
+            recording.count(site)
+            given = inputs, module.weight, module.bias, recording.anchor, recording, site
+            return Linear.apply(*given)  # type: ignore[no-untyped-call]
         output = self._forward(*positional, **keywords)
-        if self._recording.is_preview:
-            return output
-        if len(positional) == 1 and not keywords and isinstance(positional[0], Tensor):
-            inputs, last = positional[0], self._last
-            is_alike = last is not None and last.is_alike(inputs, output)
-            site = last if last is not None and is_alike else self._site({0: inputs}, output)
-            self._last = site
-            return self._recording.tap(output, site, inputs)
         arguments = dict[int | str, Any](enumerate(positional)) | keywords
         tensors = [each for each in arguments.values() if isinstance(each, Tensor)]
-        return self._recording.tap(output, self._site(arguments, output), *tensors)
+        shape = tuple(output.shape) if isinstance(output, Tensor) else None
+        return recording.tap(output, self._site(arguments, shape), *tensors)
 
-    def _site(self, arguments: Mapping[int | str, Any], output: Any) -> CallSite:
-        module = self._module
-        return CallSite(
+    def _site(self, arguments: Mapping[int | str, Any], shape: tuple[int, ...] | None) -> CallSite:
+        """Return the site of a call: the last one's if they are alike, as a host is slow.
+
+        shape: of the output.
+        """
+        slots, module, inputs = self._recording.slots, self._module, arguments.get(0)
+        is_alone = len(arguments) == 1 and isinstance(inputs, Tensor)
+        last = slots.sites.get(module) if is_alone else None
+        if last and last.arguments[0] == arguments[0].shape and last.output_shape == shape:
+            return last
+        site = CallSite(
             name=self._name,
             module=module,
             arguments={
                 key: each.shape if isinstance(each, Tensor) else each
                 for key, each in arguments.items()
             },
-            output_shape=tuple(output.shape) if isinstance(output, Tensor) else None,
-            parameter_names=list(self._recording.slots.of(module)),
-            is_linear=is_plain(module, nn.Linear) and arguments.keys() == {0},
+            output_shape=shape,
+            parameter_names=list(slots.of(module)),
+            is_linear=self._is_linear,
         )
-
-
-class _Handover:
-    """A tap without a node of its own: it holds the call's tensors until the gradient arrives."""
-
-    def __init__(
-        self, measuring: Measuring, site: CallSite | ExpertSite, tensors: Sequence[Tensor]
-    ) -> None:
-        self._measuring = measuring
-        self._site = site
-        # Without their graph, which leads to the tensors that the taps before this one hold.
-        self._tensors = [each.detach() for each in tensors]
-        self._versions = [each._version for each in tensors]
-
-    def __call__(self, gradient: Tensor) -> None:
-        if [each._version for each in self._tensors] != self._versions:
-            raise _changed_input(self._site)
-        self._measuring.receive(self._site.call(self._tensors), gradient)
+        if is_alone:
+            slots.sites[module] = site
+        return site
 
 
 class Tap(torch.autograd.Function):
     """The identity; in a measuring backward pass it hands on the call and the gradient here."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        output: Tensor,
-        anchor: Tensor,
-        recording: Recording,
-        site: CallSite | ExpertSite,
-        tensors: Sequence[Tensor],
-    ) -> Tensor:
-        """Return the output; tensors: the call's tensor arguments, in their order."""
-        ctx.recording, ctx.site = recording, site
+    def forward(ctx: Any, output: Tensor, tensors: Sequence[Tensor], *place: Any) -> Tensor:
+        """Return the output; place: the anchor, the recording, the site of a call with tensors."""
+        _, ctx.recording, ctx.site = place
         ctx.save_for_backward(*(each.detach() for each in tensors))
         # Not a view: a later module may write into it.
         return output.detach()
@@ -291,22 +287,63 @@ class Tap(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         """Hand on the gradient, and return it."""
         (gradient,) = gradients
-        if ctx.recording.measuring is not None:
-            try:
-                tensors = ctx.saved_tensors
-            except RuntimeError as error:
-                if _CHANGED not in str(error):
-                    raise
-                raise _changed_input(ctx.site) from error
-            ctx.recording.measuring.receive(ctx.site.call(tensors), gradient)
+        _hand_on(ctx, _saved(ctx), gradient)
         return gradient, None, None, None, None
 
 
-def _changed_input(site: CallSite | ExpertSite) -> ValueError:
-    return ValueError(
-        f"{site.place} had its input changed in place: gradient norms need it as it was; use the"
-        " operation that makes a new tensor"
-    )
+class Linear(torch.autograd.Function):
+    """A linear layer with its tap in one node, as a host needs as long for a node as for a product.
+
+    In a measuring backward pass it forms no gradient of its parameters.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None, *place: Any
+    ) -> Tensor:
+        """Return the output, of the type that autocast wants; place: as that of a tap."""
+        _, recording, ctx.site = place
+        ctx.recording, kind = recording, recording.device_type
+        if torch.is_autocast_enabled(kind) and weight.dtype is not torch.float64:
+            dtype = torch.get_autocast_dtype(kind)
+            inputs, weight = recording.cast(inputs, dtype), weight.to(dtype)
+        ctx.save_for_backward(inputs, weight)
+        return functional.linear(inputs, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradient at the inputs; hand on that at the output, or return the others."""
+        (gradient,) = gradients
+        inputs, weight = _saved(ctx)
+        needs_inputs, needs_weight, needs_bias, *_ = ctx.needs_input_grad
+        of_weight = of_bias = None
+        if not _hand_on(ctx, (inputs,), gradient):
+            rows = gradient.reshape(-1, gradient.shape[-1])
+            of_weight = rows.T @ inputs.reshape(len(rows), -1) if needs_weight else None
+            of_bias = rows.sum(dim=0) if needs_bias else None
+        of_inputs = gradient @ weight if needs_inputs else None
+        return of_inputs, of_weight, of_bias, None, None, None
+
+
+def _saved(ctx: Any) -> tuple[Tensor, ...]:
+    """The saved tensors; raises ValueError, naming the module, if one has changed since."""
+    try:
+        return ctx.saved_tensors  # type: ignore[no-any-return]
+    except RuntimeError as error:
+        if _CHANGED not in str(error):
+            raise
+        raise ValueError(
+            f"{ctx.site.place} had its input changed in place: gradient norms need it as it was;"
+            " use the operation that makes a new tensor"
+        ) from error
+
+
+def _hand_on(ctx: Any, tensors: Sequence[Tensor], gradient: Tensor) -> bool:
+    """Hand a call's gradient to what measures; return whether anything does."""
+    measuring = ctx.recording.measuring
+    if measuring is not None:
+        measuring.receive(ctx.site.call(tensors), gradient)
+    return measuring is not None
 
 
 _ACTIVE: ContextVar[Recording | None] = ContextVar("recording", default=None)

@@ -24,7 +24,7 @@ from vcpo_learner.per_sample_gradients import measurement as trajectory_gradient
 from vcpo_learner.per_sample_gradients.backward import measure_gradients
 from vcpo_learner.per_sample_gradients.factors import Factors, TokenProducts
 from vcpo_learner.per_sample_gradients.layer_gradients import layer_gradients
-from vcpo_learner.per_sample_gradients.module_calls import ModuleCall, is_mixer
+from vcpo_learner.per_sample_gradients.module_calls import CallSite, is_mixer
 from vcpo_learner.per_sample_gradients.slots import Slot, Slots
 from vcpo_learner.per_sample_gradients.taps import record_calls
 from vcpo_learner.per_sample_gradients.weighted_sum import relative_offsets
@@ -187,6 +187,33 @@ def test_normalizations_agree_with_the_loop_even_at_a_weight_of_zero(make):
     )
 
 
+class Biased(nn.RMSNorm):
+    def __init__(self):
+        super().__init__(4)
+        self.bias = nn.Parameter(torch.zeros(4))
+
+    def forward(self, inputs):
+        return super().forward(inputs) + self.bias
+
+
+def test_a_normalization_agrees_when_its_bias_leaves_zero():
+    torch.manual_seed(0)
+    norm, inputs = Biased(), torch.randn(3, 5, 4).double()
+    model = nn.Sequential(norm, nn.Linear(4, 2)).double()
+    assert_module_agrees(model, inputs)
+    nn.init.ones_(norm.bias)
+    assert_module_agrees(model, inputs)
+
+
+def test_normalizations_of_another_epsilon_are_not_measured_as_one():
+    torch.manual_seed(0)
+    inputs = torch.randn(3, 5, 4).double()
+    layers = (layer for eps in (1e-6, 1.0, 1e-6) for layer in (nn.Linear(4, 4), nn.RMSNorm(4, eps)))
+    model = nn.Sequential(*layers, nn.Linear(4, 2)).double()
+    for _ in range(2):  # the first time tells what they are
+        assert_module_agrees(model, inputs)
+
+
 def test_one_token_per_trajectory_needs_no_token_axis():
     # The gradient is (2, 4) in the token's row.
     embedding = nn.Embedding(4, 2).double()
@@ -218,14 +245,14 @@ def test_an_embedding_with_a_forward_of_its_own_agrees(make):
 
 def test_a_scaled_embedding_has_factors():
     embedding, tokens = ScaledEmbedding(4, 2).double(), torch.tensor([[3, 1]])
-    call = ModuleCall(
+    site = CallSite(
         name="embedding",
         module=embedding,
-        arguments={0: tokens},
+        arguments={0: tokens.shape},
         output_shape=(1, 2, 2),
         parameter_names=["weight"],
     )
-    found = layer_gradients(call, "weight", torch.ones(1, 2, 2).double()).factors
+    found = layer_gradients(site.call([tokens]), "weight", torch.ones(1, 2, 2).double()).factors
     assert found is not None
     assert found.rows.tolist() == tokens.tolist()
     assert found.columns.tolist() == [[[3.0, 3.0], [3.0, 3.0]]]

@@ -107,6 +107,15 @@ def test_under_autocast_norm_and_sum_are_of_what_the_forward_pass_multiplied(mon
     torch.testing.assert_close(layer.weight.grad.double(), total, rtol=tolerance, atol=tolerance)
 
 
+def test_an_input_that_changes_between_two_layers_is_cast_for_each():
+    layers, inputs = (nn.Linear(2, 2), nn.Linear(2, 2)), torch.ones(1, 2)
+    with torch.autocast("cpu", dtype=BF16):
+        expected = [layers[0](inputs), layers[1](2.0 * inputs)]
+        with record_calls(Slots(nn.ModuleList(layers))):
+            found = [layers[0](inputs), layers[1](inputs.mul_(2.0))]
+    assert all(map(torch.equal, found, expected))
+
+
 def test_factors_of_bfloat16_stay_in_it_and_their_products_have_the_digits_of_float32():
     found = as_factor(torch.tensor([1.0 + 2.0**-9]), BF16, F32)
     assert found.dtype is BF16
