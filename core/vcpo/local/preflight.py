@@ -125,7 +125,7 @@ def machine_warnings(run: VCPORun) -> Iterator[str]:
             " in the Hugging Face cache; it will be downloaded from the hub"
         )
     learner, cores = run.spec.learner, os.cpu_count() or 1
-    asked = {"learner.processes": learner.ranks_per_replica, "learner.threads": learner.threads}
+    asked = {"learner.processes": learner.processes, "learner.threads": learner.threads}
     asked |= {f"rollouts[{n}].threads": each.threads for n, each in enumerate(run.spec.rollouts)}
     for field, number in asked.items():
         if (number or 0) > cores:
