@@ -1,9 +1,9 @@
 """What an update costs the learner's host beside tensors, which a GPU has on its device.
 
-    time      CPU seconds of one thread: reading the messages, plus one `PolicyUpdate.step` without
-              the operations on tensors in it. The least of several repeats. What an operation costs
-              Python is the same for long and short responses, so the microseconds of a token are
-              from the difference of two sizes.
+    time      seconds of one thread: reading the messages, plus one `PolicyUpdate.step` without the
+              operations on tensors in it. The least of several repeats, by a clock that costs
+              nothing, so other work must rest. What an operation costs Python is the same for long
+              and short responses; the microseconds of a token are from the difference of two sizes.
     memory    growth of the resident set in a process of its own. `held`: after the messages were
               read and dropped. `peak`: the largest during one step, over the same start; it also
               holds one micro-batch of the model, which is one trajectory.
@@ -32,7 +32,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from benchmarks.harness.apart import said_apart
 from benchmarks.harness.arguments import parser_of
 from benchmarks.harness.made import run_spec
-from benchmarks.harness.measures import cpu_seconds, peak_resident_bytes, resident_bytes
+from benchmarks.harness.measures import peak_resident_bytes, resident_bytes
 from vcpo.api import VCPORunSpec
 from vcpo.wire.trajectory import Trajectory, trajectory_from_message
 from vcpo.wire.v1 import work_pb2
@@ -87,33 +87,34 @@ def read_groups(messages: Sequence[bytes]) -> list[list[Trajectory]]:
 
 
 class TensorTime(TorchDispatchMode):
-    """Adds up the CPU seconds of operations on tensors, while it is entered."""
+    """Adds up the seconds of operations on tensors, while it is entered."""
 
     seconds = 0.0
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        started_s = time.process_time()
+        started_s = time.perf_counter()
         result = func(*args, **(kwargs or {}))
-        self.seconds += time.process_time() - started_s
+        self.seconds += time.perf_counter() - started_s
         return result
 
 
 def host_seconds(method: str, size: tuple[int, int], repeats: int) -> dict[str, float]:
-    """Least CPU seconds of reading, and of a step without its tensors."""
+    """Least seconds of reading, and of a step without its tensors."""
     messages = make_messages(*size, TIMED_VOCABULARY)
     update = PolicyUpdate(
         ConstantModel(TIMED_VOCABULARY), _spec(method, size, GROUP_SIZE), pad_token_id=0
     )
     least = dict.fromkeys(("read", "step"), math.inf)
     for _ in range(repeats):
-        read_s, groups = cpu_seconds(lambda: read_groups(messages))
+        started_s = time.perf_counter()
+        groups = read_groups(messages)
+        read_s = time.perf_counter()
         with TensorTime() as tensors:
-            step_s, _ = cpu_seconds(
-                lambda at=groups: update.step(at, policy_version=POLICY_VERSION)
-            )
-        seconds = {"read": read_s, "step": step_s - tensors.seconds}
+            update.step(groups, policy_version=POLICY_VERSION)
+        step_s = time.perf_counter() - read_s
+        seconds = {"read": read_s - started_s, "step": step_s - tensors.seconds}
         least = {name: min(least[name], seconds[name]) for name in least}
     return least
 
@@ -182,14 +183,14 @@ def main() -> None:
         "benchmark": "learner_host",
         "host_us_per_token": times["vcpo"]["host_us_per_token"],
         "host_bytes_per_token": memory[arguments.measured[-1]]["held"],
-        "cpu_ms": times,
+        "ms": times,
         "bytes_per_token": memory,
     }
     print(json.dumps(line))
 
 
 def times_of(names: Sequence[str], repeats: int) -> dict[str, dict[str, float]]:
-    """CPU milliseconds of each method at each size, and of a token from the first to the last."""
+    """Milliseconds of each method at each size, and of a token from the first to the last."""
     sizes = [parse_size(name) for name in names]
     found = {}
     for method in METHODS:
