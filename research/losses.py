@@ -34,7 +34,6 @@ def p3o(record: BatchRecord, advantages: Tensor, config: LossConfig) -> TokenCoe
     the gradient of log u + 1/u - 1, the penalty's estimate of the divergence from mu.
     Source: arXiv 2605.12380, and the authors' code.
     """
-    del config
     ratios = record.log_ratios.exp()
     share = ratios.sum().square() / (ratios.square().sum() * len(ratios))
     weights = torch.minimum(ratios, share)
@@ -50,7 +49,6 @@ def dppo(record: BatchRecord, advantages: Tensor, config: LossConfig) -> TokenCo
     the largest shift and A > 0, or less probable by more and A < 0.
     Source: arXiv 2602.04879, binary total variation.
     """
-    del config
     per_token = record.spread(advantages)
     shifts = record.learner_logprobs.double().exp() - record.rollout_logprobs.double().exp()
     is_kept = shifts * per_token.sign() <= DPPO_LARGEST_SHIFT
@@ -64,7 +62,6 @@ def trm(record: BatchRecord, advantages: Tensor, config: LossConfig) -> TokenCoe
     k = -A u / N for responses whose worst token and whose mean are within their bounds.
     Source: arXiv 2512.23075.
     """
-    del config
     log_ratios = record.log_ratios
     ratios = log_ratios.exp()
     worst = torch.segment_reduce(log_ratios.square() / 2.0, "max", lengths=record.lengths)
@@ -83,7 +80,6 @@ def m2po_clip(record: BatchRecord, advantages: Tensor, config: LossConfig) -> To
     moment; 0 if there is none. g = 0 for tokens of S beyond it. One bound serves the whole batch.
     Source: arXiv 2510.01161, and the authors' code with its floors off, as in their scripts.
     """
-    del config
     per_token = record.spread(advantages)
     log_ratios = record.log_ratios
     is_outward = log_ratios * per_token > 0.0
@@ -107,7 +103,6 @@ def grpo_sequence_tis(
     learner with itself, and does nothing in the one step that a batch gets.
     Source: verl's rollout correction, `rollout_is: sequence`.
     """
-    del config
     weights = record.sums(record.log_ratios).exp().clamp(max=SEQUENCE_TIS_LARGEST_WEIGHT)
     shares = -advantages * weights / (record.size.trajectories * record.lengths)
     return TokenCoefficients(values=record.spread(shares))

@@ -46,18 +46,10 @@ class LockstepEngine:
     ) -> None:
         """end_token_ids, stop_strings: those of the batch."""
         self._batch = batch
-        self._end_token_ids = end_token_ids
-        self._stop_strings = stop_strings
+        self.end_token_ids = end_token_ids
+        self.stop_strings = stop_strings
         self._new: list[PartialSequence] = []
         self._callers: dict[PartialSequence, asyncio.Future[Generation]] = {}
-
-    @property
-    def end_token_ids(self) -> frozenset[int]:
-        return self._end_token_ids
-
-    @property
-    def stop_strings(self) -> StopStrings | None:
-        return self._stop_strings
 
     @property
     def num_waiting(self) -> int:
@@ -99,7 +91,7 @@ class _DirectCalls(EnvironmentThreads):
         return function()
 
 
-def hold_conversations(
+async def hold_conversations(
     environment: MultiTurnEnvironment,
     openings: Sequence[Opening],
     *,
@@ -112,15 +104,6 @@ def hold_conversations(
         EngineError: when the policy's logits are not finite.
         EnvironmentFailedError: when the environment's code fails, or a reward is no finite number.
     """
-    return asyncio.run(_hold_side_by_side(environment, openings, engine, codec))
-
-
-async def _hold_side_by_side(
-    environment: MultiTurnEnvironment,
-    openings: Sequence[Opening],
-    engine: LockstepEngine,
-    codec: PromptCodec,
-) -> list[Trajectory]:
     never, calls = asyncio.Event(), _DirectCalls()
     tasks = [
         asyncio.create_task(

@@ -7,6 +7,7 @@ those of the run's rollout group.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -161,8 +162,8 @@ class Sampler:
         if isinstance(environment, MultiTurnEnvironment):
             if later:
                 raise ValueError("ages.tokensPerVersion: the task has several turns; remove it")
-            trajectories = hold_conversations(
-                environment, openings, engine=self._engine, codec=self._codec
+            trajectories = asyncio.run(
+                hold_conversations(environment, openings, engine=self._engine, codec=self._codec)
             )
         else:
             trajectories = self._single_turns(environment, openings, later)
