@@ -1,8 +1,8 @@
 """Losses of other groups that a study compares, by the door of `algorithm.loss`.
 
-Each is a paper's rule as its authors' code has it, on the learner's record: u = pi/mu of a token,
-B trajectories with N trained tokens, and the mean over all N. Advantages are those of the method
-that the study names, GRPO's.
+Each but `entropy_clip` is a paper's rule as its authors' code has it, on the learner's record:
+u = pi/mu of a token, B trajectories with N trained tokens, and the mean over all N. Advantages are
+those of the method that the study names, GRPO's.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ TRM_LARGEST_MEAN_KL: Final = 0.002
 M2PO_LARGEST_MOMENT: Final = 0.04
 """Mean of (log u)^2 over the tokens that their advantage moves further from 1."""
 SEQUENCE_TIS_LARGEST_WEIGHT: Final = 2.0
+ENTROPY_CLIP: Final = 0.2
+"""Nats of log u that a token of the batch's mean entropy may move the way that it is pushed."""
 
 
 def p3o(record: BatchRecord, advantages: Tensor, config: LossConfig) -> TokenCoefficients:
@@ -106,6 +108,21 @@ def grpo_sequence_tis(
     weights = record.sums(record.log_ratios).exp().clamp(max=SEQUENCE_TIS_LARGEST_WEIGHT)
     shares = -advantages * weights / (record.size.trajectories * record.lengths)
     return TokenCoefficients(values=record.spread(shares))
+
+
+def entropy_clip(record: BatchRecord, advantages: Tensor, config: LossConfig) -> TokenCoefficients:
+    """Return the coefficients of a clip that is wider where the policy is less sure.
+
+    k = -A u g / N, with g = 0 for a token that moved more than 0.2 H / mean(H) nats the way that
+    its advantage pushes it, H the entropy at its place. `method: stapo` has entropies.
+    Source: what the abstract of arXiv 2607.22186 names; form and scale are this project's.
+    """
+    if record.entropies is None:
+        raise ValueError("entropies is None: this clip needs one per token")
+    per_token, entropies = record.spread(advantages), record.entropies.double()
+    moves = record.log_ratios * per_token.sign()
+    is_kept = moves * entropies.mean() <= ENTROPY_CLIP * entropies
+    return _kept(-per_token * record.log_ratios.exp() / record.size.tokens, is_kept)
 
 
 def _kept(values: Tensor, is_kept: Tensor) -> TokenCoefficients:
