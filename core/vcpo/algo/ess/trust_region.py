@@ -125,6 +125,9 @@ class TrustRegion:
     """Largest rate that the region allowed to the last step that was taken, at least 0; None before
     the first."""
 
+    start: float = 0.0
+    """Rate of the horizon by the newest batch alone, at least 0; 0 once the horizon is full."""
+
     def observe(
         self,
         missing_nats: float,
@@ -156,11 +159,17 @@ class TrustRegion:
         short, long = means = tuple(
             each.observe(missing_nats, distance, num_weights, mismatch_nats) for each in before
         )
-        peak = self.peak
-        if len(self.squared_rates) >= self.horizon_steps:
+        peak, start = self.peak, 0.0
+        if len(self.squared_rates) < self.horizon_steps:
+            # A near batch: its nats grow as d^2. Chance counts as drift, so luck allows no jump.
+            near = replace(short, missing_nats=missing_nats + 2.0 * chance_nats, distance=distance)
+            if (read := near.drift(0.0)) > 0.0:
+                allowed_nats = -math.log(self.target_ess_ratio)
+                start = math.sqrt(allowed_nats * distance / (read * self.horizon_steps))
+        else:
             peak = max(peak * (1.0 - 1.0 / PEAK_STEPS), long.drift(chance_nats))
         drift = max(short.drift(chance_nats), peak)
-        return replace(self, means=means, peak=peak, drift=drift)
+        return replace(self, means=means, peak=peak, drift=drift, start=start)
 
     def largest_rate(self, base_rate: float) -> float:
         """Return the learning rate that the region allows to the next step, in [0, base_rate].
@@ -170,6 +179,7 @@ class TrustRegion:
         if self.horizon_steps == 0:
             return base_rate
         rate = base_rate / self.horizon_steps if self.bound is None else GROWTH * self.bound
+        rate = max(rate, self.start)
         if self.drift > 0.0:
             allowed_nats = -math.log(self.target_ess_ratio)
             rate = min(rate, allowed_nats / (self.drift * math.sqrt(self.horizon_steps)))
@@ -201,6 +211,7 @@ class TrustRegion:
             drift=saved.drift,
             peak=saved.peak,
             bound=saved.bound,
+            start=saved.start,
         )
 
     @property

@@ -85,8 +85,18 @@ def test_a_base_rate_inside_the_region_is_the_rate_after_the_start(lag):
 
 
 def test_the_rate_starts_at_its_share_of_the_horizon_and_doubles():
-    rates, _ = walk(BASE, 1e9, lag=8, steps=5)
-    assert rates == [BASE / 8, BASE / 4, BASE / 2, BASE, BASE]
+    assert drifting([0.0] * 5, lag=8) == [BASE / 8, BASE / 4, BASE / 2, BASE, BASE]
+
+
+@pytest.mark.parametrize("edge", [BASE / 2, BASE / 4])
+def test_the_second_step_has_the_rate_that_the_first_drift_allows(edge):
+    # Near the policy nats grow as d^2; chance counts as drift, so that little of it is no promise.
+    rates, _ = walk(BASE, edge, 32, power=2.0)
+    assert rates[:2] == [BASE / 32, pytest.approx(edge)]
+    near = TrustRegion(horizon_steps=32).step(BASE, BASE)
+    seen = near.observe(0.04, {1: 64})
+    assert near.observe(-0.02, {1: 64}, 0.03).start == pytest.approx(seen.start)
+    assert TrustRegion(horizon_steps=32).continue_from(seen) == seen
 
 
 def test_a_horizon_beyond_the_lag_allows_the_rate_of_the_horizon():
