@@ -95,6 +95,7 @@ class ModelSize:
         expert = _largest(config, "moe_intermediate_size") or inner
         queries = _largest(config, "num_attention_heads") * _largest(config, "head_dim")
         parameters = list(policy.parameters())
+        channels = [each.in_channels for each in policy.modules() if is_depthwise(each)]
         return cls(
             num_parameters=sum(each.numel() for each in parameters),
             num_trained=sum(each.numel() for each in parameters if each.requires_grad),
@@ -102,13 +103,9 @@ class ModelSize:
             hidden=max(hidden, queries),
             inner=max(inner, experts * expert),
             vocabulary=config.vocab_size,
-            mixer_bytes=80 * _convolved_channels(policy) + 16 * _decays_of_chunk(config),
+            # Queries, keys and values of a token have a channel each in the convolution.
+            mixer_bytes=80 * max(channels, default=0) + 16 * _decays_of_chunk(config),
         )
-
-
-def _convolved_channels(model: nn.Module) -> int:
-    """Channels of the largest convolution of a mixer: queries, keys and values of a token."""
-    return max((each.in_channels for each in model.modules() if is_depthwise(each)), default=0)
 
 
 def _decays_of_chunk(config: PretrainedConfig) -> int:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from vcpo.algo.methods import LossConfig
-from vcpo.algo.vtrace import VTrace, vtrace
+from vcpo.algo.vtrace import vtrace
 from vcpo_learner.estimator.record import BatchRecord, TokenInput, inputs_needed
 from vcpo_learner.forward.logprobs import prefix_states, token_entropies
 from vcpo_learner.forward.token_batch import BatchTokens
@@ -136,7 +136,7 @@ class Critic:
         values = self._head(features).squeeze(1)
         rows = torch.split(values.detach(), [len(each) for each in states])
         traces = [
-            _trace(row.tolist(), ratios.tolist(), reward)
+            vtrace(ratios.tolist(), [0.0] * (len(row) - 1) + [reward], row.tolist())
             for row, ratios, reward in zip(rows, log_ratios, rewards, strict=True)
         ]
         targets = values.new_tensor([target for trace in traces for target in trace.targets])
@@ -151,11 +151,6 @@ class Critic:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._head.load_state_dict(state["head"])
         self._optimizer.load_state_dict(state["optimizer"])
-
-
-def _trace(values: Sequence[float], log_ratios: Sequence[float], reward: float) -> VTrace:
-    rewards = [0.0] * (len(values) - 1) + [reward]
-    return vtrace(log_ratios, rewards, values)
 
 
 class ReferencePolicy:

@@ -23,14 +23,7 @@ def clamp_time_steps(model: nn.Module) -> None:
 
 
 def _clamped(
-    own: Any,
-    limit: Any,
-    states: Tensor,
-    inputs: Tensor,
-    time_step: Tensor,
-    *others: Any,
-    **named: Any,
+    own: Any, limit: Any, states: Tensor, inputs: Tensor, dt: Tensor, *others: Any, **named: Any
 ) -> Any:
-    raw = time_step + named["dt_bias"].to(time_step.dtype)
-    clamped = functional.softplus(raw).clamp(*limit)
+    clamped = functional.softplus(dt + named["dt_bias"].to(dt.dtype)).clamp(*limit)
     return own(states, inputs, clamped, *others, **named | {"dt_bias": None, "dt_softplus": False})
