@@ -50,7 +50,7 @@ _READS: Final = ("tolist", "item", "cpu", "numpy", "__bool__", "__float__", "__i
 _SIZED_BY_NUMBERS: Final = ("nonzero", "unique", "masked_select", "bincount")
 _NO_KERNELS: Final = (
     *("view", "expand", "detach", "transpose", "slice", "select.int", "permute", "unsqueeze"),
-    *("squeeze", "t.default", "split", "alias", "as_strided", "size", "is_same", "empty"),
+    *("squeeze", "aten.t.default", "split", "alias", "as_strided", "size", "is_same", "empty"),
     *("_local_scalar", "promote_types", "unbind", "lift_fresh"),
 )
 """Parts of the names of operations that compute nothing."""
