@@ -17,7 +17,7 @@ from typing import Any
 from vcpo.records.journal import EventRecord, Metrics, read_events, read_metrics
 
 ROOT = Path(__file__).resolve().parents[2]
-PATIENCE_S = 180.0
+PATIENCE_S = 300.0
 POLL_S = 0.05
 SPEC = """
 apiVersion: vcpo.dev/v1alpha1
