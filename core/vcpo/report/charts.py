@@ -403,8 +403,12 @@ def _curves(chart: Chart, steps: Sequence[StepRecord]) -> Iterable[Curve]:
     if (entries := chart.by_name) is not None:
         names = sorted({name for step in steps for name in entries(step)})
         for name, ink in zip(names, cycle(_INKS), strict=False):
-            value = lambda step, name=name: entries(step).get(name, chart.missing)  # noqa: E731
-            yield Curve(name, value, ink=ink)
+            yield Curve(name, partial(_entry, chart, name), ink=ink)
+
+
+def _entry(chart: Chart, name: str, step: StepRecord) -> float | None:
+    assert chart.by_name is not None
+    return chart.by_name(step).get(name, chart.missing)
 
 
 def _curve_data(

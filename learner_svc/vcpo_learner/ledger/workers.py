@@ -305,7 +305,7 @@ class FailureWatch:
         named = "; ".join(f"{one.count} of them: {self._sentence(one.latest)}" for one in causes)
         raise TooManyFailuresError(
             f"{troubles.in_a_row(Trouble.GENERATION)} generations in a row failed, on {where};"
-            f" {named}; spec.failurePolicy.maxFailuresInARow sets how many are allowed"
+            f" {named}; fix it and start again, or raise spec.failurePolicy.maxFailuresInARow"
         )
 
     def _check_prompts(self) -> None:

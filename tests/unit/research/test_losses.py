@@ -131,10 +131,10 @@ def test_sequence_tis_weighs_a_response_by_its_product_up_to_two():
 
 
 def test_the_entropy_clip_bounds_a_token_by_its_share_of_the_mean_entropy():
-    # The mean is 1, so the bounds are .1, .1, .3 and .3 nats the way that a token is pushed.
+    # The mean is 2, so the bounds are .1, .1, .3 and .3 nats the way that a token is pushed.
     record = replace(
         record_of([[0.15, -0.15, 0.25], [-0.35]]),
-        entropies=torch.tensor([0.5, 0.5, 1.5, 1.5]),
+        entropies=torch.tensor([1.0, 1.0, 3.0, 3.0]),
     )
     found = losses.entropy_clip(record, torch.tensor([2.0, -1.0]).double(), CONFIG)
     expected = [0.0, -2 * math.exp(-0.15) / 4, -2 * math.exp(0.25) / 4, 0.0]

@@ -65,6 +65,8 @@ def fork_services(run: VCPORun, *, has_gpus: bool) -> list[ForkedProcess]:
     is_possible = sys.platform == "linux" and None not in {sys.stdin, sys.stdout, sys.stderr}
     if has_gpus or not workers or not is_possible or os.environ.get(_VARIABLE) == "0":
         return []
+    if sys.stderr.isatty():  # a status would be a thread
+        sys.stderr.write("loading torch and transformers\n")
     before = dict(os.environ)
     os.environ.update({**SERVICE_ENVIRONMENT, **before})
     if (threads := run.spec.learner.threads) is not None:

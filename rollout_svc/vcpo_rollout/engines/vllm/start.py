@@ -229,7 +229,7 @@ def engine_arguments(settings: VllmSettings, *, on_cpu: bool) -> dict[str, Any]:
     arguments |= settings.arguments
     if settings.architecture is not None:
         trained = {"architectures": [settings.architecture]}
-        arguments["hf_overrides"] = arguments.get("hf_overrides", {}) | trained
+        arguments["hf_overrides"] = (arguments.get("hf_overrides") or {}) | trained
     return arguments
 
 
