@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from vcpo.api.optimizer import Optimizer
+from vcpo.api.learner import Optimizer
 from vcpo.api.workloads import Precision
 from vcpo_learner.model.published_state import PublishedState
 from vcpo_learner.optimizer.policy_optimizer import PolicyOptimizer

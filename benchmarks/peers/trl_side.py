@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from benchmarks.peers.training import STEP_MARK, TRAININGS, Step, Training
-from vcpo.api.optimizer import Optimizer
+from vcpo.api.learner import Optimizer
 from vcpo.service.lifecycle import peak_memory_bytes
 from vcpo_rollout.environments import Prompt, Split, make_environment
 from vcpo_rollout.generation.environment_pool import check_judgement

@@ -41,13 +41,13 @@ from vcpo_learner.ledger.redo_log import RedoLog
 from vcpo_learner.ledger.workers import TooManyFailuresError, WorkerRegistry
 from vcpo_learner.model.published_state import PublishedState
 from vcpo_learner.options import Options
-from vcpo_learner.prompts.selection import prompt_source
+from vcpo_learner.prompts.source import prompt_source
 from vcpo_learner.ranks.environment import RankEnvironment
 from vcpo_learner.services.control import ControlService
 from vcpo_learner.services.work import PolicyService, ResponseBounds, WorkService
 from vcpo_learner.telemetry.gauges import LearnerGauges
-from vcpo_learner.telemetry.run_records import RunRecords
 from vcpo_learner.telemetry.signals import SignalWindow
+from vcpo_learner.telemetry.step_log import RunRecords
 from vcpo_learner.training.loop import TrainingLoop
 from vcpo_learner.training.policy_on_ranks import PolicyOnRanks
 from vcpo_learner.troubles import Troubles

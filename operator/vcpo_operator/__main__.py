@@ -12,8 +12,7 @@ from vcpo.service import logs
 from vcpo.service.lifecycle import split_address
 from vcpo_operator.app import Operator, Options
 from vcpo_operator.children.network import IngressSources, OperatorDefaults
-from vcpo_operator.cluster_api.client import ApiError, Cluster
-from vcpo_operator.cluster_api.rights import missing_rights
+from vcpo_operator.cluster_api.client import ApiError, Cluster, missing_rights
 
 _LOGGER = logging.getLogger(__name__)
 _TALKATIVE = ("kopf.objects", "kopf.activities.probe", "aiohttp.access")

@@ -9,7 +9,7 @@
 It ends with 0 after what it found and the line `TRIED`, with `CANNOT_START` where a worker would
 fail, or with `NOT_TRIED` where a service does not answer or a call takes long. The message is then
 recorded as the end of the process, and begins with the field; with 0 each line of it is a warning.
-With `--samples` standard output gets one line of JSON for each message of `vcpo.records.trial`
+With `--samples` standard output gets one line of JSON for each message of `vcpo.records.samples`
 instead; what the user's code prints goes to standard error.
 """
 
@@ -33,8 +33,14 @@ from typing import TYPE_CHECKING, Final, NoReturn, TextIO, TypeVar
 
 from vcpo.api import VCPORun, VCPORunSpec, parse_run
 from vcpo.metrics import RolloutMetrics
-from vcpo.records.samples import Sample
-from vcpo.records.trial import AnsweredPrompt, FailedPrompt, TrialEnd, TrialMessage, message_line
+from vcpo.records.samples import (
+    AnsweredPrompt,
+    FailedPrompt,
+    Sample,
+    TrialEnd,
+    TrialMessage,
+    message_line,
+)
 from vcpo.service.lifecycle import CANNOT_START, NOT_TRIED, TRIED, StartError, start_errors
 from vcpo.service.logs import record_end
 from vcpo.service.model_files import local_model

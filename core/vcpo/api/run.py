@@ -17,9 +17,7 @@ from vcpo.algo.health.mismatch_review import MISMATCH_LIMITS_NATS, MismatchClass
 from vcpo.api.algorithm import Algorithm, Batch, Evaluation, Sampling
 from vcpo.api.cluster import Pods, UpgradePolicy
 from vcpo.api.fields import DnsLabel, DnsSubdomain, Seconds, Section, Steps, conflict, refuse
-from vcpo.api.health import Health
-from vcpo.api.learner import GradientMode, Learner
-from vcpo.api.optimizer import ALGORITHMS_OF_RANKS, Optimizer, Schedule
+from vcpo.api.learner import ALGORITHMS_OF_RANKS, GradientMode, Learner, Optimizer, Schedule
 from vcpo.api.tracking import Tracking
 from vcpo.api.workloads import (
     Checkpoint,
@@ -27,6 +25,7 @@ from vcpo.api.workloads import (
     EngineName,
     Environment,
     FailurePolicy,
+    Health,
     Lease,
     Model,
     Precision,

@@ -24,8 +24,15 @@ from vcpo.local.terminal.samples import (
     trial_facts,
 )
 from vcpo.local.trial import TrialError, try_run
-from vcpo.records.samples import Sample, evenly_by_reward, read_samples, sampled_steps
-from vcpo.records.trial import AnsweredPrompt, FailedPrompt, TrialEnd
+from vcpo.records.samples import (
+    AnsweredPrompt,
+    FailedPrompt,
+    Sample,
+    TrialEnd,
+    evenly_by_reward,
+    read_samples,
+    sampled_steps,
+)
 
 _MODULES = ("torch", "transformers", "vcpo_rollout")
 _FAILED = 1

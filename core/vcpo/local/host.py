@@ -18,11 +18,10 @@ import grpc
 
 from vcpo.api import VCPORun
 from vcpo.control.conditions import Condition, ConditionStatus, ConditionType
-from vcpo.control.decision import ControlDecision, decide
+from vcpo.control.decision import ControlDecision, ControlState, decide
 from vcpo.control.limits import ChangeKind, ControlLimits
 from vcpo.control.run_limits import RunLimits, RunTimes, exceeded_deadline, startup_deadline_s
 from vcpo.control.signals import RunSignals
-from vcpo.control.state import ControlState
 from vcpo.learner_control import SIGNALS_TIMEOUT_S, LearnerControl, call_failure
 from vcpo.local.processes.child import Liveness, answers_health_check
 from vcpo.local.processes.fleet import LEARNER_MODULE, Fleet, LostWorker, RunFailedError

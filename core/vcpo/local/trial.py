@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 
 from vcpo.api import VCPORun, run_to_yaml
-from vcpo.records.trial import TrialEnd, TrialMessage, read_message
+from vcpo.records.samples import TrialEnd, TrialMessage, read_message
 from vcpo.service.lifecycle import SERVICE_ENVIRONMENT, describe_exit
 from vcpo.service.logs import END_VARIABLE
 from vcpo.service.process import module_command

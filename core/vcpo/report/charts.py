@@ -14,8 +14,8 @@ from functools import partial
 from itertools import accumulate, cycle
 from typing import Any, Final
 
+from vcpo.algo.health.diagnostics import LAG_BUCKETS
 from vcpo.algo.health.early_warning import CRITICAL_SCORE, WARN_SCORE
-from vcpo.algo.health.lag_breakdown import LAG_BUCKETS
 from vcpo.api import VCPORun
 from vcpo.judgement import skip_cause
 from vcpo.records.journal import EvaluationRecord

@@ -17,8 +17,14 @@ from vcpo.api.tracking import Sink as SinkSettings
 from vcpo.api.tracking import SinkName
 from vcpo.records.journal import EvaluationRecord, EventRecord, read_metrics
 from vcpo.records.step_record import StepRecord
-from vcpo.tracking.scalars import evaluation_scalars, step_scalars
-from vcpo.tracking.sink import TITLE, TrackedRun, table_page, table_rows
+from vcpo.tracking.sink import (
+    TITLE,
+    TrackedRun,
+    evaluation_scalars,
+    step_scalars,
+    table_page,
+    table_rows,
+)
 
 _COPY = ".copy"
 """End of the names of files that a copy replaces."""

@@ -10,8 +10,15 @@ from vcpo.api.tracking import Sink as SinkSettings
 from vcpo.api.tracking import SinkName, WandbMode
 from vcpo.records.journal import EvaluationRecord, EventRecord
 from vcpo.records.step_record import StepRecord
-from vcpo.tracking.scalars import evaluation_scalars, step_scalars
-from vcpo.tracking.sink import COLUMNS, DEFAULT_PROJECT, TITLE, TrackedRun, table_rows
+from vcpo.tracking.sink import (
+    COLUMNS,
+    DEFAULT_PROJECT,
+    TITLE,
+    TrackedRun,
+    evaluation_scalars,
+    step_scalars,
+    table_rows,
+)
 
 _FINISH_S = 10.0
 _EVALUATION_STEP = "evaluation/step"

@@ -12,8 +12,7 @@ from pathlib import Path
 from vcpo.api.tracking import Sink as SinkSettings
 from vcpo.records.journal import EvaluationRecord, EventRecord
 from vcpo.records.step_record import StepRecord
-from vcpo.tracking.scalars import step_scalars
-from vcpo.tracking.sink import TrackedRun
+from vcpo.tracking.sink import TrackedRun, step_scalars
 
 
 class CsvTracker:

@@ -29,12 +29,12 @@ from google.protobuf.message import DecodeError
 
 from vcpo.api import VCPORun, continuation_changes, continuation_document
 from vcpo.wire.v1 import ledger_pb2
-from vcpo_learner.checkpoints.disk import atomic_folder
 from vcpo_learner.checkpoints.manifest import (
     CheckpointError,
     CheckpointManifest,
     DamageError,
     FileChecksum,
+    atomic_folder,
 )
 
 TENSORS: Final = "tensors"

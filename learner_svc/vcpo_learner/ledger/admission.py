@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from vcpo.api import VCPORunSpec
 from vcpo.control.admission import admissible_trajectories, surplus_trajectories
-from vcpo.records.weight_updates import NO_UPDATES, WeightUpdates
+from vcpo.records.reasons import NO_UPDATES, WeightUpdates
 from vcpo.wire.versions import step_of
 from vcpo_learner.ledger.evaluation import EvaluationRound
 from vcpo_learner.ledger.lease import Lease

@@ -21,8 +21,7 @@ from dataclasses import dataclass, replace
 
 from vcpo.api import VCPORunSpec
 from vcpo.api.workloads import OverlongPrompts
-from vcpo.records.reasons import SetAsideCause
-from vcpo.records.weight_updates import NO_UPDATES, WeightUpdates
+from vcpo.records.reasons import NO_UPDATES, SetAsideCause, WeightUpdates
 from vcpo.wire.failures import Failure, FailureCause, FailureCount, FailureCounts
 from vcpo_learner.clock import Clock
 from vcpo_learner.troubles import TOLERANCE_S, Answer, Trouble, Troubles

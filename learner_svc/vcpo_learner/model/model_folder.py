@@ -14,8 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from vcpo.api.workloads import Model
 from vcpo.records.exported_model import ExportedModel, ExportKind
 from vcpo.service.model_files import local_model
-from vcpo_learner.checkpoints.disk import atomic_folder
-from vcpo_learner.checkpoints.manifest import DamageError
+from vcpo_learner.checkpoints.manifest import DamageError, atomic_folder
 from vcpo_learner.checkpoints.tensor_files import parameter_shapes, read_buffers, read_parameters
 from vcpo_learner.model.loading import load_policy
 from vcpo_learner.policy_state import policy_state, trainable_parameters

@@ -20,7 +20,7 @@ from pydantic import TypeAdapter
 from vcpo.algo.ess.trust_region import TARGET_BATCH, TrustRegion
 from vcpo.algo.ess.unit import EssKind, EssReading
 from vcpo.api import VCPORunSpec
-from vcpo.api.optimizer import FINAL_LEARNING_RATE_RATIO, Optimizer, Schedule
+from vcpo.api.learner import FINAL_LEARNING_RATE_RATIO, Optimizer, Schedule
 
 _REGION = TypeAdapter(TrustRegion)
 

@@ -38,8 +38,7 @@ from transformers import PretrainedConfig
 from vcpo.algo.advantage import BaselineScope
 from vcpo.algo.methods import KLPenalty
 from vcpo.api import VCPORunSpec
-from vcpo.api.learner import ActivationCheckpointing
-from vcpo.api.optimizer import OptimizerName
+from vcpo.api.learner import ActivationCheckpointing, OptimizerName
 from vcpo.api.workloads import Precision
 from vcpo.service.lifecycle import StartError
 from vcpo_learner.device import free_bytes

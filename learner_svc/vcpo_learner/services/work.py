@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from vcpo.api import VCPORunSpec
-from vcpo.records.weight_updates import WeightUpdates
+from vcpo.records.reasons import WeightUpdates
 from vcpo.wire.errors import InvalidMessageError, SetAsideError, check_id, check_wait
 from vcpo.wire.failures import failure_from_message
 from vcpo.wire.limits import MAX_PARTIAL_TOKENS

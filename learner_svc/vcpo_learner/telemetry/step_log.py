@@ -1,17 +1,29 @@
-"""What people read about a step besides its record: events, and now and then a log line."""
+"""What the learner tells of its run: records, events, and now and then a log line."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
+import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from typing import Final
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
 
 from vcpo.algo.ess.calibration import STALE_STEPS
 from vcpo.algo.health.early_warning import WarningLevel
 from vcpo.control.limits import warning_reason
+from vcpo.control.signals import WINDOW_STEPS
 from vcpo.judgement import no_update_notice, skip_cause
+from vcpo.records.journal import (
+    EvaluationRecord,
+    EventRecord,
+    Journal,
+    Metrics,
+    read_metrics,
+)
+from vcpo.records.samples import Sample, write_answers, write_samples
 from vcpo.records.step_record import StepRecord
 from vcpo_learner.clock import Clock
 from vcpo_learner.ledger.lease import Lease
@@ -26,6 +38,7 @@ _LOGGED: Final = (
     "tokens_per_s",
 )
 """Numbers of the record that are fields of its log line."""
+_LOW_QUANTILE = 0.1
 _NAMED_REWARDS = 4
 """Far rewards that an event names."""
 
@@ -153,3 +166,76 @@ def _calibration_event(record: StepRecord, *, is_stale: bool) -> tuple[str, str]
         " than a step. Fix: lower sampling.maxNewTokens, add workers, or set"
         " algorithm.onPolicyEssRatio"
     )
+
+
+def streak_fields(
+    before: StepRecord | None,
+    *,
+    level: WarningLevel,
+    has_collapsed: bool,
+    skipped: str | None,
+    lag_limit_steps: int,
+    max_policy_lag_steps: int,
+) -> dict[str, Any]:
+    """Return the fields of a step's record that count steps in a row, this one included.
+
+    before: the step before; None begins all counts anew.
+    level, has_collapsed: early warning and reward after the step.
+    skipped: why it made no update; None if it did.
+    lag_limit_steps: the limit under which its batch was taken, of a bound of
+        `max_policy_lag_steps`. A limit that rises is a recovery.
+    """
+    is_critical = level in (WarningLevel.CRITICAL, WarningLevel.DEAD)
+    rises = before is not None and lag_limit_steps > before.lag_limit_steps
+    is_throttled = lag_limit_steps < max_policy_lag_steps and not rises
+    return {
+        "critical_steps": is_critical * (1 + (before.critical_steps if before else 0)),
+        "collapsed_steps": has_collapsed * (1 + (before.collapsed_steps if before else 0)),
+        "throttled_steps": is_throttled * (1 + (before.throttled_steps if before else 0)),
+        "skipped_steps": (skipped is not None) * (1 + (before.skipped_steps if before else 0)),
+    }
+
+
+def window_fields(
+    last: Collection[StepRecord], *, ess_ratio: float, step_s: float, idle_s: float
+) -> dict[str, Any]:
+    """Return the fields of a step's record that are means over the last steps and this one.
+
+    last: the steps before, at most `WINDOW_STEPS`. ess_ratio: 0 if a weight has no value.
+    """
+    known = [*(one.ess_ratio for one in last), ess_ratio][-WINDOW_STEPS:]
+    ratios = [ratio for ratio in known if ratio]
+    return {
+        "ess_ratio_mean": sum(ratios) / len(ratios) if ratios else None,
+        "ess_ratio_low": sorted(ratios)[int(_LOW_QUANTILE * (len(ratios) - 1))] if ratios else None,
+        "step_interval_s": (sum(each.step_s + each.idle_s for each in last) + step_s + idle_s)
+        / (1 + len(last)),
+    }
+
+
+class RunRecords:
+    """Writes and reads the records of one run. Owner: the learner's event loop."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._run_dir = run_dir
+        self._journal = Journal(run_dir)
+
+    def event(self, kind: str, message: str) -> None:
+        record = EventRecord(time_unix_s=time.time(), source="learner", kind=kind, message=message)
+        _LOGGER.log(record.level, "%s: %s", kind, message, extra={"event": kind})
+        self._journal.event(record)
+
+    def step(self, record: StepRecord) -> None:
+        self._journal.step(record)
+
+    def samples(self, step: int, samples: Sequence[Sample], *, total_steps: int) -> None:
+        with contextlib.suppress(OSError):
+            write_samples(self._run_dir, step, samples, total_steps=total_steps)
+
+    def evaluation(self, record: EvaluationRecord, answers: Sequence[Sample]) -> None:
+        with contextlib.suppress(OSError):
+            write_answers(self._run_dir, record.step, answers)
+        self._journal.evaluation(record)
+
+    def read(self) -> Metrics:
+        return read_metrics(self._run_dir)

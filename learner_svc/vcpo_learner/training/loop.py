@@ -40,10 +40,14 @@ from vcpo_learner.ledger.workers import TooManyFailuresError
 from vcpo_learner.model.model_folder import ModelExport
 from vcpo_learner.model.published_state import PublishedState
 from vcpo_learner.telemetry.gauges import LearnerGauges
-from vcpo_learner.telemetry.run_records import RunRecords
 from vcpo_learner.telemetry.signals import SignalWindow
-from vcpo_learner.telemetry.step_log import StepLog, far_rewards
-from vcpo_learner.telemetry.streaks import streak_fields, window_fields
+from vcpo_learner.telemetry.step_log import (
+    RunRecords,
+    StepLog,
+    far_rewards,
+    streak_fields,
+    window_fields,
+)
 from vcpo_learner.training.batches import batch_fields, evaluation_samples, step_samples
 from vcpo_learner.training.mismatch_watch import MismatchWatch
 from vcpo_learner.training.policy_on_ranks import PolicyOnRanks

@@ -21,9 +21,8 @@ from vcpo_learner.checkpoints.manifest import CheckpointError
 from vcpo_learner.ledger.dispatcher import Dispatcher
 from vcpo_learner.ledger.redo_log import RedoLog
 from vcpo_learner.telemetry.gauges import LearnerGauges
-from vcpo_learner.telemetry.run_records import RunRecords
 from vcpo_learner.telemetry.signals import SignalWindow
-from vcpo_learner.telemetry.step_log import StepLog
+from vcpo_learner.telemetry.step_log import RunRecords, StepLog
 from vcpo_learner.training.saving import RunSaver
 from vcpo_learner.update.policy_update import PolicyUpdate
 

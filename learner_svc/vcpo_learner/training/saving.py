@@ -21,21 +21,20 @@ from vcpo.metrics.label_values import Stage
 from vcpo.records.exported_model import ExportedModel
 from vcpo.service.lifecycle import StartError
 from vcpo.wire.phase import RunPhase
-from vcpo_learner.checkpoints.disk import WriteError
 from vcpo_learner.checkpoints.folder import (
     TENSORS,
     CheckpointFolder,
     best_evaluated_step,
     state_bytes,
 )
-from vcpo_learner.checkpoints.manifest import FileChecksum
+from vcpo_learner.checkpoints.manifest import FileChecksum, WriteError
 from vcpo_learner.event_loop import TensorThread
 from vcpo_learner.ledger.dispatcher import Dispatcher
 from vcpo_learner.ledger.ledger import LedgerState
 from vcpo_learner.ledger.redo_log import RedoLog
 from vcpo_learner.model.model_folder import ModelExport
 from vcpo_learner.telemetry.gauges import LearnerGauges
-from vcpo_learner.telemetry.run_records import RunRecords
+from vcpo_learner.telemetry.step_log import RunRecords
 from vcpo_learner.troubles import Trouble, Troubles
 from vcpo_learner.update.policy_update import PolicyUpdate
 

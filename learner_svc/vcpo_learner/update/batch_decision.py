@@ -25,8 +25,7 @@ from vcpo.algo.ess.importance_weights import LARGEST_LOG_RATIO
 from vcpo.algo.ess.moments import WeightMoments
 from vcpo.algo.ess.unit import EssKind, EssReading, EssUnit, ess_reading, ess_unit
 from vcpo.algo.ess.verdict import StepVerdict, judge_step
-from vcpo.algo.health.diagnostics import TokenSums, diagnose, signal_and_noise
-from vcpo.algo.health.lag_breakdown import lag_breakdown
+from vcpo.algo.health.diagnostics import TokenSums, diagnose, lag_breakdown, signal_and_noise
 from vcpo.algo.methods import KLPenalty, LossConfig
 from vcpo.api.algorithm import Algorithm
 from vcpo.wire.trajectory import Trajectory

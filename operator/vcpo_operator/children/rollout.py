@@ -14,9 +14,9 @@ from vcpo_operator.children.pod_template.template import (
     downloads_model,
     near,
     pod_template,
+    queue_labels,
     transport_arguments,
 )
-from vcpo_operator.children.queue import workload_labels
 from vcpo_operator.names import (
     LEARNER_PORT,
     ROLLOUT_HEALTH_PORT,
@@ -53,7 +53,7 @@ def rollout_deployment(
         {"spec": spec},
         role=Role.ROLLOUT,
         group=group.name,
-        extra_labels=workload_labels(parent, group),
+        extra_labels=queue_labels(parent, group),
     )
 
 

@@ -11,7 +11,8 @@ from vcpo.api import API_VERSION, KIND
 from vcpo_operator.children.manifest import Child, Kind
 from vcpo_operator.cluster_api.client import ApiError, Cluster, Document, Resource
 from vcpo_operator.cluster_api.run_secrets import NameConflictError, RunSecrets
-from vcpo_operator.decisions.actions import (
+from vcpo_operator.decisions.conflicts import name_conflict
+from vcpo_operator.decisions.plan import (
     Action,
     Apply,
     Delete,
@@ -21,7 +22,6 @@ from vcpo_operator.decisions.actions import (
     SetDeletionCost,
     Throttle,
 )
-from vcpo_operator.decisions.conflicts import name_conflict
 from vcpo_operator.names import DELETION_COST_ANNOTATION, FIELD_MANAGER, RunKey
 from vcpo_operator.observed.access import LearnerAccess
 from vcpo_operator.observed.parse import parse_child

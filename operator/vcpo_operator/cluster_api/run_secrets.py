@@ -20,8 +20,8 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from vcpo.wire.access.roles import new_run_keys
 from vcpo_operator.children.manifest import Child, Kind
 from vcpo_operator.cluster_api.client import ApiError, Cluster, Document, Resource
-from vcpo_operator.decisions.actions import IssueSecret
 from vcpo_operator.decisions.conflicts import Conflict, name_conflict
+from vcpo_operator.decisions.plan import IssueSecret
 from vcpo_operator.names import RunKey, certificate_hosts, certificates_name
 from vcpo_operator.observed.access import secret_data
 from vcpo_operator.observed.parse import parse_child

@@ -16,10 +16,9 @@ from typing import Any, Final
 from pydantic import TypeAdapter
 
 from vcpo.api import VCPORunSpec
-from vcpo.control.decision import ControlDecision, decide
+from vcpo.control.decision import ControlDecision, ControlState, decide
 from vcpo.control.limits import ControlLimits
 from vcpo.control.signals import RunSignals
-from vcpo.control.state import ControlState
 from vcpo_operator.observed.records import ObservedState
 
 _STATE: Final = TypeAdapter(ControlState)

@@ -7,7 +7,7 @@ from typing import Final
 
 from vcpo.api import VCPORunSpec
 from vcpo.api.cluster import UpgradePolicy
-from vcpo.api.optimizer import Schedule
+from vcpo.api.learner import Schedule
 from vcpo.control.decision import ControlDecision
 from vcpo_operator.children.family import build_children, checkpoint_claim
 from vcpo_operator.children.manifest import Child, Parent

@@ -24,7 +24,7 @@ from vcpo_operator.decisions.lifecycle import (
     next_phase_change_s,
     starts_new_attempt,
 )
-from vcpo_operator.decisions.restarts import with_restarts
+from vcpo_operator.decisions.status import with_restarts
 from vcpo_operator.names import Role, learner_name
 from vcpo_operator.observed.records import Cause, ObservedState, RunRecord
 from vcpo_operator.observed.status import RunStatus

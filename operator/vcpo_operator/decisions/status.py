@@ -1,4 +1,4 @@
-"""The next status of a run, and whether to write it. Pure.
+"""The next status of a run, with its learner's restarts, and whether to write it. Pure.
 
 Each write sends an event to everybody who watches, the operator included. What people and programs
 act on (conditions, decisions, ends) is written at once. Numbers that change all the time are
@@ -7,25 +7,29 @@ written every 30 s at most. A status that did not change is not written.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from vcpo.api import VCPORunSpec
-from vcpo.control.decision import ControlDecision
+from vcpo.control.decision import ControlDecision, ControlState
 from vcpo.control.limits import SIGNALS_MAX_AGE_S
+from vcpo.control.run_limits import FailureStreak
 from vcpo.control.signals import RunSignals
-from vcpo.control.state import ControlState
 from vcpo.judgement import Evidence, judgements
+from vcpo.service.lifecycle import RANK_LOST
 from vcpo_operator.decisions.autoscale import stored_state
 from vcpo_operator.decisions.conditions import CONTROL_CONDITIONS, ConditionState, merge_conditions
 from vcpo_operator.decisions.lifecycle import RunVerdict
 from vcpo_operator.names import Role
 from vcpo_operator.observed.pod_causes import redact_and_shorten
-from vcpo_operator.observed.records import ObservedState
+from vcpo_operator.observed.records import ObservedPod, ObservedState
 from vcpo_operator.observed.status import (
     MAX_MESSAGE_CHARACTERS,
+    ContainerEnd,
+    CountedPod,
     GroupStatus,
     LastDecision,
+    LearnerStatus,
     Numbers,
     RunStatus,
 )
@@ -187,3 +191,72 @@ def _actionable_part(status: RunStatus) -> tuple[object, ...]:
         status.lag_limit_steps,
         [(group.name, group.desired) for group in status.groups],
     )
+
+
+def with_restarts(status: RunStatus, observed: ObservedState, *, num_pods: int) -> RunStatus:
+    """Return the status with the learner's restarts counted, and how it ended last.
+
+    ```
+    pods start --> all are there, rank 0 answers: they are a group
+                          |
+                          v  a container of the group ends, or a pod of it goes
+                   every pod of the group is deleted; the StatefulSet creates all of them anew
+    ```
+    Ranks that have lost one cannot continue, and may wait for it until their timeout. A pod that
+    starts alone could meet the old ranks. So the pods of a group end together, and start again from
+    the last checkpoint. A learner of one pod needs none of this: its container restarts by itself.
+    """
+    pods = observed.pods_of(Role.LEARNER)
+    if not pods and num_pods == 1:
+        return status
+    learner = with_pods(status.learner, pods, num_pods=num_pods, step=status.step or 0)
+    return status.but(learner=learner)
+
+
+def with_pods(
+    learner: LearnerStatus, pods: Sequence[ObservedPod], *, num_pods: int, step: int
+) -> LearnerStatus:
+    """Return the record with the restarts of the learner's pods up to now.
+
+    step: The last known optimizer step; progress is a step beyond the furthest one before.
+    """
+    fresh = _new_restarts(learner, pods)
+    num_restarts = max(fresh.values(), default=0)
+    streak = FailureStreak(failures=learner.failures, progress=learner.furthest_step)
+    for _ in range(num_restarts):
+        streak = streak.after_failure(step)
+    is_broken = any(uid not in fresh or fresh[uid] for uid in learner.group)
+    going = learner.group if is_broken else learner.replaced
+    replaced = tuple(uid for uid in going if uid in fresh)
+    group = () if is_broken else learner.group
+    if not (is_broken or group or replaced) and num_pods > 1:
+        group = _uids_that_met(pods, num_pods)
+    if num_pods == 1:  # a message may come later than the restart
+        ends = [pod.last_end for pod in pods if pod.last_end is not None]
+    else:
+        ends = [pod.last_end for pod in pods if fresh[pod.uid] and pod.last_end is not None]
+    return learner.but(
+        restarts=learner.restarts + num_restarts,
+        counted=tuple(CountedPod(uid=pod.uid, restarts=pod.restarts) for pod in pods),
+        group=group,
+        replaced=replaced,
+        failures=streak.failures,
+        furthest_step=streak.progress,
+        last_end=min(ends, key=_rank, default=learner.last_end),
+    )
+
+
+def _new_restarts(learner: LearnerStatus, pods: Sequence[ObservedPod]) -> dict[str, int]:
+    known = {each.uid: each.restarts for each in learner.counted}
+    new = {pod.uid: max(0, pod.restarts - known.get(pod.uid, 0)) for pod in pods}
+    # A pod that is deleted with its group may lose its ranks before it goes.
+    return {uid: 0 if uid in learner.replaced else count for uid, count in new.items()}
+
+
+def _uids_that_met(pods: Sequence[ObservedPod], num_pods: int) -> tuple[str, ...]:
+    is_led = any(pod.index == 0 and pod.ready for pod in pods)
+    return tuple(pod.uid for pod in pods) if is_led and len(pods) == num_pods else ()
+
+
+def _rank(end: ContainerEnd) -> tuple[bool, float, str]:
+    return end.exit_code == RANK_LOST, end.end_s or 0.0, end.pod

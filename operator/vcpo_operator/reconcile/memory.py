@@ -16,13 +16,13 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from vcpo.api import API_VERSION, KIND, VCPORun
-from vcpo.control.state import ControlState
+from vcpo.control.decision import ControlState
 from vcpo_operator.children.manifest import Kind, Owner, Parent
 from vcpo_operator.children.revision import Revision, make_parent
-from vcpo_operator.decisions.actions import Action, Apply, Delete, IssueSecret
 from vcpo_operator.decisions.conditions import NoUpdate
 from vcpo_operator.decisions.conflicts import Conflict
 from vcpo_operator.decisions.desired import DesiredState
+from vcpo_operator.decisions.plan import Action, Apply, Delete, IssueSecret
 from vcpo_operator.names import credential_name
 from vcpo_operator.observed.records import ObservedChild, ObservedState, RunRecord
 from vcpo_operator.observed.status import RunStatus

@@ -14,11 +14,10 @@ from vcpo_operator.children.pod_template.template import moving_images
 from vcpo_operator.cluster_api.client import ApiError
 from vcpo_operator.cluster_api.executor import Executor, is_refusal
 from vcpo_operator.cluster_api.run_secrets import NameConflictError
-from vcpo_operator.decisions.actions import Action, Apply, IssueSecret, Throttle
 from vcpo_operator.decisions.autoscale import AutoscaleDecision
 from vcpo_operator.decisions.desired import DesiredState, desired_state
 from vcpo_operator.decisions.events import recreated_event
-from vcpo_operator.decisions.plan import first_conflict, plan
+from vcpo_operator.decisions.plan import Action, Apply, IssueSecret, Throttle, first_conflict, plan
 from vcpo_operator.decisions.snapshot import PlanResult, Snapshot
 from vcpo_operator.names import credential_name
 from vcpo_operator.observed.records import ObservedChild

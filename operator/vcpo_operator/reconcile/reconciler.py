@@ -22,11 +22,10 @@ from vcpo_operator.children.manifest import Kind
 from vcpo_operator.children.network import OperatorDefaults
 from vcpo_operator.cluster_api.client import ApiError
 from vcpo_operator.cluster_api.executor import Executor
-from vcpo_operator.decisions.actions import Delete
 from vcpo_operator.decisions.autoscale import decide_autoscale
 from vcpo_operator.decisions.conditions import invalid_spec_conditions, retry_delayed_conditions
 from vcpo_operator.decisions.lifecycle import LifecyclePhase, has_workers, is_past_time_to_live
-from vcpo_operator.decisions.plan import on_delete_actions
+from vcpo_operator.decisions.plan import Delete, on_delete_actions
 from vcpo_operator.decisions.snapshot import RESYNC_PERIOD_S, PlanResult, Snapshot, judge_run
 from vcpo_operator.names import RunKey
 from vcpo_operator.observed.records import RunRecord

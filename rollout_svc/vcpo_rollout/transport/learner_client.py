@@ -21,7 +21,7 @@ from typing import Final, Self, TypeVar
 
 import grpc
 
-from vcpo.records.weight_updates import NO_UPDATES, WeightUpdates
+from vcpo.records.reasons import NO_UPDATES, WeightUpdates
 from vcpo.service.lifecycle import peak_memory_bytes
 from vcpo.wire.client import is_doubtful, is_transient
 from vcpo.wire.errors import SetAsideError, set_aside_error

@@ -29,7 +29,7 @@ from typing import Final
 
 import numpy as np
 
-from vcpo.records.weight_updates import NO_UPDATES, WeightUpdates
+from vcpo.records.reasons import NO_UPDATES, WeightUpdates
 from vcpo.service.logs import log_fields
 from vcpo.wire.deltas import Bits, Positions, apply_deltas, chain_to, elements_of
 from vcpo.wire.v1 import policy_pb2

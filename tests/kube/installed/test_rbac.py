@@ -32,7 +32,7 @@ from tests.fixtures.operator.operator import (
 )
 from vcpo.control.signals import WorkerSignals
 from vcpo.wire.phase import RunPhase
-from vcpo_operator.cluster_api.rights import needed_rights
+from vcpo_operator.cluster_api.client import needed_rights
 
 TOKEN = "token-of-the-operator"
 PATIENT_S = 30.0

@@ -22,7 +22,7 @@ from vcpo.api import API_VERSION, KIND, SpecError, VCPORun, json_schema, load_ru
 from vcpo.api.advice import algorithm_warnings, batch_warnings, rollout_warnings
 from vcpo.api.algorithm import Algorithm, Batch
 from vcpo.api.errors import problems_of
-from vcpo.api.meant import _ELSEWHERE, _fields
+from vcpo.api.files import _ELSEWHERE, _fields
 from vcpo.api.run import VCPORunSpec
 from vcpo.api.workloads import Model, RolloutGroup
 

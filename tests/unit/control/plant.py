@@ -6,11 +6,10 @@ import random
 from dataclasses import dataclass, field
 
 from tests.fixtures.signals import run_signals_of
-from vcpo.api.health import Health
-from vcpo.control.decision import ControlDecision, decide
+from vcpo.api.workloads import Health
+from vcpo.control.decision import ControlDecision, ControlState, decide
 from vcpo.control.limits import ControlLimits, GroupLimits
 from vcpo.control.signals import RunSignals
-from vcpo.control.state import ControlState
 
 BATCH = 16
 

@@ -13,6 +13,7 @@ from tests.unit.control.plant import signals
 from vcpo.api import parse_run
 from vcpo.control.admission import admissible_trajectories, surplus_trajectories
 from vcpo.control.run_limits import (
+    FailureStreak,
     LimitReason,
     RunLimits,
     RunTimes,
@@ -20,7 +21,6 @@ from vcpo.control.run_limits import (
     exceeded_restarts,
     next_deadline_s,
 )
-from vcpo.control.supervision import FailureStreak
 
 
 def test_relative_ess_is_a_share_of_the_on_policy_ratio():

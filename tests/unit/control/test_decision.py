@@ -11,10 +11,9 @@ from vcpo.algo.health.early_warning import WarningLevel
 from vcpo.algo.health.guards import GuardPolicy
 from vcpo.api import VCPORun
 from vcpo.control.conditions import ConditionStatus, ConditionType, Reason, condition
-from vcpo.control.decision import decide
+from vcpo.control.decision import ControlState, decide
 from vcpo.control.limits import ChangeKind, ControlLimits
 from vcpo.control.scaling import Direction, FleetState, Starvation
-from vcpo.control.state import ControlState
 from vcpo.control.throttle import ThrottleState
 
 DEFAULTS = limits()

@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 from tests.fixtures.signals import with_record
 from tests.unit.control.plant import BATCH, Plant, limits, signals
 from vcpo.algo.health.early_warning import WarningLevel
-from vcpo.control.decision import decide
+from vcpo.control.decision import ControlState, decide
 from vcpo.control.limits import ControlLimits
 from vcpo.control.scaling import FleetState, Starvation
 from vcpo.control.signals import RunSignals
-from vcpo.control.state import ControlState
 from vcpo.control.throttle import PROBE_STEPS, ThrottleState
 
 NOW_S = 10_000.0

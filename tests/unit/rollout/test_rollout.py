@@ -14,7 +14,7 @@ from vcpo.api import VCPORun, load_run, parse_run, run_to_yaml
 from vcpo.local.preflight import with_local_paths
 from vcpo.local.processes.ranks import free_port
 from vcpo.metrics import RolloutMetrics
-from vcpo.records.trial import AnsweredPrompt, FailedPrompt, TrialEnd, TrialMessage, read_message
+from vcpo.records.samples import AnsweredPrompt, FailedPrompt, TrialEnd, TrialMessage, read_message
 from vcpo.service.lifecycle import CANNOT_START, StartError
 from vcpo.service.process import module_command
 from vcpo.wire.failures import FailureCause

@@ -21,9 +21,9 @@ noise scale of gradients: arXiv 1812.06162.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Self, TypeVar
+from typing import Final, Self, TypeVar
 
 from vcpo.algo.arrays import Vector, vector
 from vcpo.algo.ess.importance_weights import LARGEST_LOG_RATIO
@@ -121,3 +121,24 @@ def k3(log_ratio: float) -> float:
     """Return a token's term of the KL divergence, r - 1 - log r with |log r| <= 20; at least 0."""
     clamped = min(max(log_ratio, -LARGEST_LOG_RATIO), LARGEST_LOG_RATIO)
     return math.expm1(clamped) - clamped
+
+
+LAG_BUCKETS: Final = (0, 1, 2, 4, 8, 16, 32, 64, 128)
+"""Smallest lag of each bucket, in policy versions."""
+
+
+def lag_breakdown(batch: Iterable[tuple[int, float]]) -> dict[int, float]:
+    """Return the ESS ratio of each bucket that is not empty, by its smallest lag, ascending.
+
+    batch: lag of a trajectory's oldest token, at least 0 versions, and its log importance weight,
+        nats, untruncated; -inf is a weight of 0. A bucket without any weight has a ratio of 0.
+    Raises: NonFiniteWeightError for a NaN or +inf.
+    """
+    buckets: dict[int, list[float]] = {}
+    for lag, log_weight in batch:
+        smallest = max(each for each in LAG_BUCKETS if each <= lag)
+        buckets.setdefault(smallest, []).append(log_weight)
+    moments = {lag: WeightMoments.of(buckets[lag]) for lag in sorted(buckets)}
+    return {
+        lag: 0.0 if each.log_sum == -math.inf else each.ess_ratio for lag, each in moments.items()
+    }

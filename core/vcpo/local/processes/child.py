@@ -20,7 +20,7 @@ from pathlib import Path
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from vcpo.control.supervision import is_hung
+from vcpo.control.run_limits import is_hung
 from vcpo.local.processes.forks import ForkedProcess
 from vcpo.service.lifecycle import CANNOT_START, Ready, describe_exit, read_ready
 from vcpo.service.logs import END_VARIABLE

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from vcpo.api import VCPORun
-from vcpo.control.supervision import MAX_WORKER_FAILURES, FailureStreak
+from vcpo.control.run_limits import MAX_WORKER_FAILURES, FailureStreak
 from vcpo.local.models import worker_bytes
 from vcpo.local.processes.child import ChildProcess, start_child, stop_children, wait_for_exit
 from vcpo.local.processes.forks import ForkedProcess, can_fork

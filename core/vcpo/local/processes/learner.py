@@ -6,8 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from vcpo.control.run_limits import RunLimits, exceeded_restarts
-from vcpo.control.supervision import FailureStreak
+from vcpo.control.run_limits import FailureStreak, RunLimits, exceeded_restarts
 from vcpo.local.processes.child import ChildProcess
 from vcpo.local.processes.fleet import Fleet, RunFailedError
 from vcpo.local.processes.ranks import first_failure

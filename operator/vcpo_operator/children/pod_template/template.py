@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from vcpo.api import VCPORunSpec, asks_for_accelerators
 from vcpo.api.cluster import Transport
+from vcpo.api.workloads import RolloutGroup
 from vcpo.service.lifecycle import SERVICE_ENVIRONMENT
 from vcpo.service.logs import END_VARIABLE, NAMESPACE_VARIABLE, POD_VARIABLE
 from vcpo.service.model_files import CACHE_VARIABLE
@@ -28,8 +29,8 @@ from vcpo_operator.children.pod_template.resources import (
     quantity_problems,
     with_defaults,
 )
-from vcpo_operator.children.queue import pod_metadata
 from vcpo_operator.names import (
+    QUEUE_LABEL,
     RUN_FILE,
     TEMPLATE_HASH_ANNOTATION,
     Role,
@@ -38,6 +39,7 @@ from vcpo_operator.names import (
     config_name,
     credential_name,
     labels,
+    learner_name,
 )
 
 CONFIG_PATH: Final = "/etc/vcpo"
@@ -118,7 +120,7 @@ def pod_template(parent: Parent, defaults: OperatorDefaults, workload: Workload)
         if container["name"] == workload.role.value:
             container["resources"] = _resources(parent, defaults, workload, container)
     metadata = template.setdefault("metadata", {})
-    own_labels, own_annotations = pod_metadata(parent, workload.group)
+    own_labels, own_annotations = queue_metadata(parent, workload.group)
     own_labels |= labels(parent.name, workload.role, workload.group)
     metadata["labels"] = {**metadata.get("labels", {}), **own_labels}
     metadata["annotations"] = {**metadata.get("annotations", {}), **own_annotations}
@@ -409,3 +411,48 @@ def _probe(port: int, *, failures: int, period_s: int = _PROBE_PERIOD_S) -> Mani
         "timeoutSeconds": 5,
         "failureThreshold": failures,
     }
+
+
+_GROUP_LABEL = "kueue.x-k8s.io/pod-group-name"
+_SIZE_ANNOTATION = "kueue.x-k8s.io/pod-group-total-count"
+_SERVING_ANNOTATION = "kueue.x-k8s.io/pod-group-serving"
+"""`true`: pods are replaced, and the group does not end with them."""
+
+
+def queue_labels(parent: Parent, group: RolloutGroup) -> dict[str, str]:
+    """Return the labels of a group's Deployment, if it is a workload of its own."""
+    queue = parent.run.spec.pods.queue_name
+    return {} if queue is None or _is_fixed(group) else {QUEUE_LABEL: queue}
+
+
+def queue_metadata(parent: Parent, group: str | None) -> tuple[dict[str, str], dict[str, str]]:
+    """Return Kueue's labels and annotations of the pods of a group; None: of the learner.
+
+    ```
+    unit             the learner's pods, and those of each group of a fixed size
+    of their own     groups that may grow (`maxReplicas` above `minReplicas`): their Deployments
+    ```
+    Kueue admits a unit, a group of pods, only whole, and deletes pods beyond its size. So a group
+    that may grow cannot be in it: a run that needs a number of workers and wants more has two
+    groups. The size is part of the group's name: with another size it is another group.
+    Source: https://kueue.sigs.k8s.io/docs/tasks/run/plain_pods/
+    """
+    spec = parent.run.spec
+    queue = spec.pods.queue_name
+    if queue is None:
+        return {}, {}
+    labels = {QUEUE_LABEL: queue}
+    if not all(_is_fixed(each) for each in spec.rollouts if each.name == group):
+        return labels, {}
+    size = _unit_size(spec)
+    labels[_GROUP_LABEL] = f"{learner_name(parent.name)}-{size}"
+    return labels, {_SIZE_ANNOTATION: str(size), _SERVING_ANNOTATION: "true"}
+
+
+def _unit_size(spec: VCPORunSpec) -> int:
+    fixed = (group.min_replicas for group in spec.rollouts if _is_fixed(group))
+    return spec.learner.replicas + sum(fixed)
+
+
+def _is_fixed(group: RolloutGroup) -> bool:
+    return group.min_replicas == group.max_replicas

@@ -11,6 +11,7 @@ from vcpo.algo.health.diagnostics import (
     TokenSums,
     diagnose,
     k3,
+    lag_breakdown,
 )
 from vcpo.algo.health.early_warning import (
     CRITICAL_SCORE,
@@ -27,7 +28,6 @@ from vcpo.algo.health.fresh_tokens import (
     without_largest_gaps,
 )
 from vcpo.algo.health.guards import MAX_ROLLBACKS, GuardPolicy, RollbackNeed, Rollbacks
-from vcpo.algo.health.lag_breakdown import lag_breakdown
 from vcpo.algo.health.mismatch_review import REVIEWED_BLOCKS, largest_variance, review
 from vcpo.algo.health.rate_backoff import SMALLEST_BACKOFF, RateBackoff
 

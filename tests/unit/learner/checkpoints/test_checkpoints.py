@@ -7,10 +7,9 @@ from safetensors.torch import save_file
 from tests.fixtures.disk_limits import files_of_at_most
 from tests.fixtures.learner.checkpoints import assert_equal, numbers, trained_model, weight_of
 from tests.fixtures.learner.models import llama, with_buffers
-from vcpo.api.optimizer import Optimizer, OptimizerName
+from vcpo.api.learner import Optimizer, OptimizerName
 from vcpo_learner.checkpoints import tensor_files
-from vcpo_learner.checkpoints.disk import WriteError, atomic_folder
-from vcpo_learner.checkpoints.manifest import DamageError
+from vcpo_learner.checkpoints.manifest import DamageError, WriteError, atomic_folder
 from vcpo_learner.checkpoints.tensor_files import TensorFiles, parameter_shapes, read_buffers
 from vcpo_learner.optimizer.policy_optimizer import PolicyOptimizer
 from vcpo_learner.policy_state import persistent_buffers

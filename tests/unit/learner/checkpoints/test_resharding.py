@@ -9,7 +9,7 @@ from tests.fixtures.disk_limits import limit_file_size
 from tests.fixtures.learner.checkpoints import assert_equal, numbers, trained_model
 from tests.fixtures.learner.models import llama
 from tests.fixtures.learner.ranks import run_ranks
-from vcpo.api.optimizer import Optimizer
+from vcpo.api.learner import Optimizer
 from vcpo.api.workloads import Precision
 from vcpo_learner.checkpoints.tensor_files import TensorFiles, parameter_shapes, read_parameters
 from vcpo_learner.optimizer.policy_optimizer import PolicyOptimizer

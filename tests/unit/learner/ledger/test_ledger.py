@@ -18,8 +18,7 @@ from tests.fixtures.learner.dispatcher import (
     settle,
     work_request,
 )
-from vcpo.records.reasons import SetAsideCause
-from vcpo.records.weight_updates import WeightUpdates
+from vcpo.records.reasons import SetAsideCause, WeightUpdates
 from vcpo.wire.errors import InvalidMessageError
 from vcpo.wire.failures import Failure, FailureCause
 from vcpo.wire.trajectory import FinishReason, prompt_checksum

@@ -8,7 +8,7 @@ from torch import nn
 
 from tests.fixtures.learner.updates import make_spec
 from vcpo.algo.ess.unit import EssKind, EssReading
-from vcpo.api.optimizer import Optimizer, Schedule
+from vcpo.api.learner import Optimizer, Schedule
 from vcpo_learner.optimizer.policy_optimizer import clip_gradient
 from vcpo_learner.optimizer.step_rate import StepRate, base_learning_rate
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from tests.fixtures.learner.models import llama, seeded_model
-from vcpo.api.optimizer import Optimizer, OptimizerName
+from vcpo.api.learner import Optimizer, OptimizerName
 from vcpo_learner.optimizer.policy_optimizer import PolicyOptimizer
 
 RATE = 0.1

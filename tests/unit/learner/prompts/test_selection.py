@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from tests.fixtures.learner.dispatcher import make_run, make_trajectory
 from vcpo.wire.v1 import ledger_pb2
-from vcpo_learner.prompts.selection import TeacherPrompts, candidates, prompt_source
-from vcpo_learner.prompts.source import SequentialPrompts
+from vcpo_learner.prompts.source import SequentialPrompts, TeacherPrompts, candidates, prompt_source
 from vcpo_learner.prompts.teacher import PromptTeacher, TeacherSettings, undecidedness
 
 

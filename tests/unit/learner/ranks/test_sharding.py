@@ -5,7 +5,7 @@ from torch import nn
 
 from tests.fixtures.learner.largest_tensor import LargestTensor
 from tests.fixtures.learner.ranks import run_ranks
-from vcpo.api.optimizer import Optimizer
+from vcpo.api.learner import Optimizer
 from vcpo.api.workloads import Precision
 from vcpo.service.lifecycle import StartError
 from vcpo_learner.optimizer.policy_optimizer import PolicyOptimizer

@@ -25,8 +25,7 @@ from vcpo.report.recorded_run import recorded_signals
 from vcpo.wire.v1 import work_pb2
 from vcpo_learner.ledger.lease import Lease
 from vcpo_learner.telemetry.gauges import LearnerGauges
-from vcpo_learner.telemetry.step_log import StepLog, far_rewards
-from vcpo_learner.telemetry.streaks import streak_fields, window_fields
+from vcpo_learner.telemetry.step_log import StepLog, far_rewards, streak_fields, window_fields
 from vcpo_operator.observed.status import Numbers
 from vcpo_operator.signals.prometheus import parse_answer
 

@@ -27,8 +27,7 @@ from vcpo.algo.health.early_warning import StepHealth, WarningLevel
 from vcpo.algo.health.guards import RollbackNeed, Rollbacks
 from vcpo.algo.health.rate_backoff import RateBackoff
 from vcpo.api.algorithm import Algorithm, RowLayout
-from vcpo.api.health import Health
-from vcpo.api.workloads import Precision
+from vcpo.api.workloads import Health, Precision
 from vcpo.service.lifecycle import StartError
 from vcpo.service.rotary_table import fix_rotary_table
 from vcpo.wire.trajectory import VersionSpan

@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from tests.fixtures.operator.runs import make_run, pod, signals
-from vcpo.control.decision import decide
+from vcpo.control.decision import ControlState, decide
 from vcpo.control.limits import ControlLimits
 from vcpo.control.signals import RunSignals, WorkerSignals
-from vcpo.control.state import ControlState
 from vcpo_operator.children import Kind
 from vcpo_operator.decisions.conditions import (
     ConditionInputs,

@@ -20,8 +20,8 @@ from tests.fixtures.operator.runs import (
     signals,
 )
 from tests.unit.operator.decisions.plans import decision, desired_for, plan_names, settled_cluster
+from vcpo.control.decision import ControlState
 from vcpo.control.limits import ControlLimits, lag_change
-from vcpo.control.state import ControlState
 from vcpo.wire.phase import RunPhase
 from vcpo_operator.children import Child, Kind, build_children
 from vcpo_operator.children.revision import Revision

@@ -19,9 +19,15 @@ from tests.unit.operator.decisions.plans import (
 from vcpo.control.signals import WorkerSignals
 from vcpo.wire.phase import RunPhase
 from vcpo_operator.children import Kind
-from vcpo_operator.decisions.actions import IssueSecret, ReleaseLeases, Throttle
 from vcpo_operator.decisions.lifecycle import LearnerDrain, LifecyclePhase
-from vcpo_operator.decisions.plan import first_conflict, on_delete_actions, plan
+from vcpo_operator.decisions.plan import (
+    IssueSecret,
+    ReleaseLeases,
+    Throttle,
+    first_conflict,
+    on_delete_actions,
+    plan,
+)
 from vcpo_operator.names import Role
 from vcpo_operator.observed.records import ObservedChild, ObservedState
 

@@ -12,11 +12,10 @@ from tests.unit.operator.decisions.plans import desired_for, plan_names, settled
 from vcpo.service.lifecycle import RANK_LOST
 from vcpo_operator.children.manifest import Kind
 from vcpo_operator.decisions import status
-from vcpo_operator.decisions.actions import Delete
 from vcpo_operator.decisions.conditions import ConditionInputs, condition_states
 from vcpo_operator.decisions.lifecycle import LifecyclePhase, RunVerdict
-from vcpo_operator.decisions.plan import plan
-from vcpo_operator.decisions.restarts import with_pods, with_restarts
+from vcpo_operator.decisions.plan import Delete, plan
+from vcpo_operator.decisions.status import with_pods, with_restarts
 from vcpo_operator.names import Role
 from vcpo_operator.observed.records import (
     Cause,

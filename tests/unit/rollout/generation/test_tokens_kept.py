@@ -24,7 +24,7 @@ from tests.fixtures.learner.dispatcher import (
 )
 from tests.fixtures.rollout.worker import FakeCodec, FakeEnvironment, ManualTime
 from vcpo.metrics import RolloutMetrics
-from vcpo.records.weight_updates import WeightUpdates
+from vcpo.records.reasons import WeightUpdates
 from vcpo.wire.trajectory import FinishReason, PartialResponse, VersionSpan
 from vcpo_learner.services.work import WorkService
 from vcpo_rollout.engines.engine import Generation, GenerationInterruptedError

@@ -16,7 +16,7 @@ from tests.fixtures.rollout.worker import (
 )
 from vcpo.api.workloads import Quantization
 from vcpo.metrics import RolloutMetrics
-from vcpo.records.weight_updates import WeightUpdates
+from vcpo.records.reasons import WeightUpdates
 from vcpo.wire.v1 import policy_pb2_grpc
 from vcpo_rollout.engines.adapters import AdapterUse
 from vcpo_rollout.engines.engine import EngineError
