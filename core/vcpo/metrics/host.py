@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from prometheus_client import Counter, Gauge, Histogram
-
 from vcpo.metrics.label_values import ReconcileResult, ThrottleDirection
-from vcpo.metrics.registry import PartRegistry, start_at_zero
+from vcpo.metrics.registry import PartRegistry
 
 _RECONCILE_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
-_RUN = ("namespace", "run")
+_RUN = "namespace run"
 """First labels of each metric of a host, which has several runs."""
 
 
@@ -25,100 +23,81 @@ class HostMetrics:
         self._declare_times()
 
     def _declare_spec(self) -> None:
-        self.run_info = Gauge(
+        self.run_info = self.registry.gauge(
             "vcpo_run_info",
             "Always 1; the labels name model, environment and method, and the run's owner and"
             " team.",
-            (*_RUN, "model", "environment", "method", "owner", "team"),
-            registry=self.registry,
+            f"{_RUN} model environment method owner team",
         )
-        self.run_steps = Gauge(
-            "vcpo_run_steps",
-            "Optimizer steps that the run's spec asks for.",
-            _RUN,
-            registry=self.registry,
+        self.run_steps = self.registry.gauge(
+            "vcpo_run_steps", "Optimizer steps that the run's spec asks for.", _RUN
         )
-        self.run_max_policy_lag = Gauge(
+        self.run_max_policy_lag = self.registry.gauge(
             "vcpo_run_max_policy_lag_steps",
             "Largest lag of a token that the run's spec allows, in policy versions.",
             _RUN,
-            registry=self.registry,
         )
-        self.run_checkpoint_interval = Gauge(
+        self.run_checkpoint_interval = self.registry.gauge(
             "vcpo_run_checkpoint_interval_steps",
             "Optimizer steps from one checkpoint to the next, as the run's spec asks for.",
             _RUN,
-            registry=self.registry,
         )
-        self.run_ess_floor = Gauge(
+        self.run_ess_floor = self.registry.gauge(
             "vcpo_run_ess_floor_ratio",
             "Share of the on-policy ESS ratio below which the host throttles.",
             _RUN,
-            registry=self.registry,
         )
 
     def _declare_state(self) -> None:
-        self.run_lag_limit = Gauge(
+        self.run_lag_limit = self.registry.gauge(
             "vcpo_run_admission_lag_steps",
             "Lag limit that the host has set; below the spec's while the run is throttled.",
             _RUN,
-            registry=self.registry,
         )
-        self.throttles = Counter(
+        self.throttles = self.registry.counter(
             "vcpo_run_throttles_total",
             "Changes of the lag limit by the host, by direction.",
-            (*_RUN, "direction"),
-            registry=self.registry,
+            f"{_RUN} direction",
         )
-        self.run_condition = Gauge(
+        self.run_condition = self.registry.gauge(
             "vcpo_run_condition",
             "1 for the current status of a condition, 0 for the others.",
-            (*_RUN, "condition", "status"),
-            registry=self.registry,
+            f"{_RUN} condition status",
         )
-        self.run_condition_reason = Gauge(
+        self.run_condition_reason = self.registry.gauge(
             "vcpo_run_condition_reason",
             "1 for the current reason of a condition; other reasons are absent.",
-            (*_RUN, "condition", "reason"),
-            registry=self.registry,
+            f"{_RUN} condition reason",
         )
-        self.run_replicas = Gauge(
+        self.run_replicas = self.registry.gauge(
             "vcpo_run_replicas",
             "Rollout workers of a rollout group, by state: desired or ready.",
-            (*_RUN, "group", "state"),
-            registry=self.registry,
+            f"{_RUN} group state",
         )
-        self.learner_restarts = Counter(
-            "vcpo_run_learner_restarts_total",
-            "Times that the run's learner was restarted.",
-            _RUN,
-            registry=self.registry,
+        self.learner_restarts = self.registry.counter(
+            "vcpo_run_learner_restarts_total", "Times that the run's learner was restarted.", _RUN
         )
 
     def _declare_times(self) -> None:
-        self.run_signals_age = Gauge(
+        self.run_signals_age = self.registry.gauge(
             "vcpo_run_signals_age_seconds",
             "Age of the newest signals of the learner that the host has.",
             _RUN,
-            registry=self.registry,
         )
-        self.run_start_timestamp = Gauge(
+        self.run_start_timestamp = self.registry.gauge(
             "vcpo_run_start_timestamp_seconds",
             "Unix time at which the run was started, resumed or retried last.",
             _RUN,
-            registry=self.registry,
         )
-        self.run_startup_deadline = Gauge(
+        self.run_startup_deadline = self.registry.gauge(
             "vcpo_run_startup_deadline_timestamp_seconds",
             "Unix time at which the run fails unless it has taken a step; absent once it has.",
             _RUN,
-            registry=self.registry,
         )
-        self.run_certificate_end = Gauge(
+        self.run_certificate_end = self.registry.gauge(
             "vcpo_run_certificate_end_timestamp_seconds",
             "Unix time at which the first certificate of the run's pods ends.",
             _RUN,
-            registry=self.registry,
         )
 
     def count_from_zero(self, namespace: str, run: str) -> None:
@@ -139,32 +118,26 @@ class OperatorMetrics(HostMetrics):
     def __init__(self) -> None:
         super().__init__(PartRegistry("operator"))
         registry = self.registry
-        self.reconciles = Counter(
+        self.reconciles = registry.counter(
             "vcpo_operator_reconciles_total",
             "Reconciles of a run, by result: ok, error or bug.",
-            ("result",),
-            registry=registry,
+            result=ReconcileResult,
         )
-        start_at_zero(self.reconciles, ReconcileResult)
-        self.reconcile_duration_s = Histogram(
+        self.reconcile_duration_s = registry.histogram(
             "vcpo_operator_reconcile_duration_seconds",
             "Duration of one reconcile of a run, API calls included.",
             buckets=_RECONCILE_BUCKETS,
-            registry=registry,
         )
-        self.queue_oldest_s = Gauge(
+        self.queue_oldest_s = registry.gauge(
             "vcpo_operator_queue_oldest_seconds",
             "Time that the longest waiting run has waited for its reconcile.",
-            registry=registry,
         )
-        self.api_requests = Counter(
+        self.api_requests = registry.counter(
             "vcpo_operator_api_requests_total",
             "Requests of the reconciler to the Kubernetes API; code 0 means no response.",
-            ("verb", "resource", "code"),
-            registry=registry,
+            "verb resource code",
         )
-        self.watch_lag_s = Gauge(
+        self.watch_lag_s = registry.gauge(
             "vcpo_operator_watch_lag_seconds",
             "Age of the oldest own write that the watch has not delivered; 0 when there is none.",
-            registry=registry,
         )

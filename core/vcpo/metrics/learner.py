@@ -6,10 +6,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Final
 
-from prometheus_client import Counter, Gauge, Histogram
-
 from vcpo.metrics.label_values import WeightForm
-from vcpo.metrics.registry import PartRegistry, measure, start_at_zero
+from vcpo.metrics.registry import PartRegistry
 from vcpo.metrics.step_gauges import GAUGES
 from vcpo.records.reasons import DropReason, SetAsideCause, SkipReason
 
@@ -48,13 +46,12 @@ class LearnerMetrics:
         self.registry = registry = PartRegistry("learner", run=run)
         # Exported first and set last: a scrape beside a step then never has the new step with old
         # numbers, by which the operator would judge it.
-        self.step = measure(
+        self.step = registry.measure(
             "vcpo_learner_step",
             "Optimizer step whose numbers are shown; behind the policy version while it is"
             " published.",
-            registry,
         )
-        self.last_step = {gauge.name: measure(gauge.name, gauge.help, registry) for gauge in GAUGES}
+        self.last_step = {gauge.name: registry.measure(gauge.name, gauge.help) for gauge in GAUGES}
         """Numbers of the last step, as the step record declares them, by the name of the metric."""
         self._declare_steps()
         self._declare_trajectories(lag_edges)
@@ -63,198 +60,151 @@ class LearnerMetrics:
 
     def _declare_steps(self) -> None:
         registry = self.registry
-        self.step_timestamp_s = measure(
+        self.step_timestamp_s = registry.measure(
             "vcpo_learner_step_timestamp_seconds",
             "Unix time at which the last optimizer step ended.",
-            registry,
         )
-        self.steps = Counter(
-            "vcpo_learner_steps_total",
-            "Optimizer steps taken, skipped ones included.",
-            registry=registry,
+        self.steps = registry.counter(
+            "vcpo_learner_steps_total", "Optimizer steps taken, skipped ones included."
         )
-        self.skipped_steps = Counter(
+        self.skipped_steps = registry.counter(
             "vcpo_learner_skipped_steps_total",
             "Optimizer steps that made no update, by reason.",
-            ("reason",),
-            registry=registry,
+            reason=SkipReason,
         )
-        start_at_zero(self.skipped_steps, SkipReason)
-        self.rollbacks_refused = Counter(
+        self.rollbacks_refused = registry.counter(
             "vcpo_learner_rollbacks_refused_total",
             "Times that the run was to be rolled back and could not be: none was left, or no good"
             " checkpoint was old enough.",
-            registry=registry,
         )
-        self.step_duration_s = Histogram(
+        self.step_duration_s = registry.histogram(
             "vcpo_learner_step_duration_seconds",
             "Time to compute and publish an update; the wait for its batch is not part of it.",
             buckets=_STEP_BUCKETS,
-            registry=registry,
         )
-        self.step_stage_s = Gauge(
+        self.step_stage_s = registry.gauge(
             "vcpo_learner_step_stage_seconds",
             "Time from the step before to the last step, by stage of the learner's work.",
-            ("stage",),
-            registry=registry,
+            "stage",
         )
-        self.lag_ess_ratio = Gauge(
+        self.lag_ess_ratio = registry.gauge(
             "vcpo_lag_ess_ratio",
             "ESS ratio of the last step's trajectories by lag; the label is the bucket's smallest"
             " lag.",
-            ("lag",),
-            registry=registry,
+            "lag",
         )
-        self.reward_part = Gauge(
+        self.reward_part = registry.gauge(
             "vcpo_reward_part",
             "Mean of each part of the last step's rewards; a response without a part has 0 of it.",
-            ("part",),
-            registry=registry,
+            "part",
         )
 
     def _declare_trajectories(self, lag_edges: Sequence[float]) -> None:
         registry = self.registry
-        self.log_importance_weight = Histogram(
+        self.log_importance_weight = registry.histogram(
             "vcpo_log_importance_weight_nats",
             "Log importance weight of each consumed trajectory, before truncation.",
             buckets=_LOG_WEIGHT_BUCKETS,
-            registry=registry,
         )
-        self.reward = Histogram(
+        self.reward = registry.histogram(
             "vcpo_reward",
             "Reward of each consumed trajectory; those outside 0 to 1 are in the outer buckets.",
             buckets=_REWARD_BUCKETS,
-            registry=registry,
         )
-        self.response_tokens = Histogram(
+        self.response_tokens = registry.histogram(
             "vcpo_response_tokens",
             "Sampled tokens of each consumed trajectory.",
             buckets=_LENGTH_BUCKETS,
-            registry=registry,
         )
-        self.policy_lag_steps = Histogram(
+        self.policy_lag_steps = registry.histogram(
             "vcpo_policy_lag_steps",
             "Age of the oldest token of each consumed trajectory, in policy versions.",
             buckets=lag_edges,
-            registry=registry,
         )
-        self.leased = Counter(
-            "vcpo_trajectories_leased_total", "Trajectories leased to workers.", registry=registry
+        self.leased = registry.counter(
+            "vcpo_trajectories_leased_total", "Trajectories leased to workers."
         )
-        self.dropped = Counter(
+        self.dropped = registry.counter(
             "vcpo_trajectories_dropped_total",
             "Trajectories leased and not trained on, by reason.",
-            ("reason",),
-            registry=registry,
+            reason=DropReason,
         )
-        start_at_zero(self.dropped, DropReason)
-        self.in_flight = Gauge(
-            "vcpo_trajectories_in_flight",
-            "Trajectories leased that have not arrived yet.",
-            registry=registry,
+        self.in_flight = registry.gauge(
+            "vcpo_trajectories_in_flight", "Trajectories leased that have not arrived yet."
         )
-        self.buffered = Gauge(
-            "vcpo_trajectories_buffered",
-            "Trajectories accepted that wait for a batch.",
-            registry=registry,
+        self.buffered = registry.gauge(
+            "vcpo_trajectories_buffered", "Trajectories accepted that wait for a batch."
         )
-        self.accounting_errors = Counter(
+        self.accounting_errors = registry.counter(
             "vcpo_accounting_errors_total",
             "Times that leased was not in flight + buffered + consumed + dropped: a bug.",
-            registry=registry,
         )
 
     def _declare_state(self) -> None:
         registry = self.registry
-        self.phase = Gauge(
-            "vcpo_learner_phase",
-            "1 for the phase that the run is in, 0 for the others.",
-            ("phase",),
-            registry=registry,
+        self.phase = registry.gauge(
+            "vcpo_learner_phase", "1 for the phase that the run is in, 0 for the others.", "phase"
         )
-        self.idle_ratio = measure(
-            "vcpo_learner_idle_ratio",
-            "Share of recent time in which the learner waited for data.",
-            registry,
+        self.idle_ratio = registry.measure(
+            "vcpo_learner_idle_ratio", "Share of recent time in which the learner waited for data."
         )
-        self.policy_version = measure(
-            "vcpo_policy_version", "Newest policy version that the learner published.", registry
+        self.policy_version = registry.measure(
+            "vcpo_policy_version", "Newest policy version that the learner published."
         )
-        self.lag_limit_steps = measure(
-            "vcpo_admission_lag_steps",
-            "Lag limit in force, for new leases and for trained tokens.",
-            registry,
+        self.lag_limit_steps = registry.measure(
+            "vcpo_admission_lag_steps", "Lag limit in force, for new leases and for trained tokens."
         )
-        self.batch_trajectories = measure(
-            "vcpo_batch_trajectories", "Trajectories that one optimizer step consumes.", registry
+        self.batch_trajectories = registry.measure(
+            "vcpo_batch_trajectories", "Trajectories that one optimizer step consumes."
         )
-        self.failures_in_a_row = Gauge(
-            "vcpo_failures_in_a_row",
-            "Failed generations since the last accepted trajectory.",
-            registry=registry,
+        self.failures_in_a_row = registry.gauge(
+            "vcpo_failures_in_a_row", "Failed generations since the last accepted trajectory."
         )
-        self.workers = Gauge(
+        self.workers = registry.gauge(
             "vcpo_workers",
             "Rollout workers that called the learner lately, by rollout group.",
-            ("group",),
-            registry=registry,
+            "group",
         )
-        self.workers_set_aside = Counter(
+        self.workers_set_aside = registry.counter(
             "vcpo_workers_set_aside_total",
             "Rollout workers that the learner took out of the run, by cause: failing or mismatch.",
-            ("cause",),
-            registry=registry,
+            cause=SetAsideCause,
         )
-        start_at_zero(self.workers_set_aside, SetAsideCause)
-        self.weights_served_bytes = Counter(
+        self.weights_served_bytes = registry.counter(
             "vcpo_weights_served_bytes_total",
             "Bytes of policy versions that the learner sent to workers, by form.",
-            ("form",),
-            registry=registry,
+            form=WeightForm,
         )
-        start_at_zero(self.weights_served_bytes, WeightForm)
 
     def _declare_checkpoints(self) -> None:
         registry = self.registry
-        self.checkpoint_timestamp_s = measure(
-            "vcpo_learner_checkpoint_timestamp_seconds",
-            "Unix time of the newest checkpoint.",
-            registry,
+        self.checkpoint_timestamp_s = registry.measure(
+            "vcpo_learner_checkpoint_timestamp_seconds", "Unix time of the newest checkpoint."
         )
-        self.disk_free_bytes = measure(
+        self.disk_free_bytes = registry.measure(
             "vcpo_learner_disk_free_bytes",
             "Free bytes of the run's disk after the newest checkpoint.",
-            registry,
         )
-        self.checkpoint_bytes = measure(
-            "vcpo_learner_checkpoint_bytes",
-            "Size of a checkpoint, as the learner expects it.",
-            registry,
+        self.checkpoint_bytes = registry.measure(
+            "vcpo_learner_checkpoint_bytes", "Size of a checkpoint, as the learner expects it."
         )
-        self.lost_changes = measure(
+        self.lost_changes = registry.measure(
             "vcpo_learner_lost_changes",
             "Changes committed to the redo log that the learner did not find when it started.",
-            registry,
         )
-        self.device_memory_bytes = Gauge(
+        self.device_memory_bytes = registry.gauge(
             "vcpo_learner_device_memory_bytes",
             "Memory of the learner's GPU; peak is the most that was allocated.",
-            ("state",),
-            registry=registry,
+            "state",
         )
-        self.evaluation_accuracy = measure(
-            "vcpo_evaluation_accuracy",
-            "Mean reward of the newest evaluation on held-out prompts.",
-            registry,
+        self.evaluation_accuracy = registry.measure(
+            "vcpo_evaluation_accuracy", "Mean reward of the newest evaluation on held-out prompts."
         )
-        self.evaluation_timestamp_s = measure(
-            "vcpo_evaluation_timestamp_seconds",
-            "Unix time at which the newest evaluation ended.",
-            registry,
+        self.evaluation_timestamp_s = registry.measure(
+            "vcpo_evaluation_timestamp_seconds", "Unix time at which the newest evaluation ended."
         )
-        self.low_evaluations = Gauge(
+        self.low_evaluations = registry.gauge(
             "vcpo_low_evaluations_in_a_row",
             "Evaluations in a row with less than 0.8 of the best accuracy before them, beyond"
             " chance.",
-            registry=registry,
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from itertools import product
@@ -15,6 +15,7 @@ from prometheus_client import (
     CollectorRegistry,
     Counter,
     Gauge,
+    Histogram,
     PlatformCollector,
     ProcessCollector,
     start_http_server,
@@ -36,12 +37,8 @@ class PartRegistry(CollectorRegistry):
         self._constant = labels
         ProcessCollector(registry=self)
         PlatformCollector(registry=self)
-        build = Gauge(
-            "vcpo_build_info",
-            "Always 1; the labels name the part and its version.",
-            ("part", "version"),
-            registry=self,
-        )
+        text = "Always 1; the labels name the part and its version."
+        build = self.gauge("vcpo_build_info", text, "part version")
         build.labels(part, metadata.version("vcpo")).set(1)
 
     def collect(self) -> Iterable[Family]:
@@ -54,22 +51,29 @@ class PartRegistry(CollectorRegistry):
             ]
             yield labeled
 
+    def gauge(self, name: str, text: str, labels: str = "") -> Gauge:
+        """Return a new gauge. labels: Their names, separated by spaces."""
+        return Gauge(name, text, labels.split(), registry=self)
 
-def measure(name: str, text: str, registry: CollectorRegistry) -> Gauge:
-    """Return a gauge that is exported once it was set."""
-    gauge = Gauge(name, text, registry=registry)
-    gauge.set(math.nan)
-    return gauge
+    def measure(self, name: str, text: str) -> Gauge:
+        """Return a gauge that is exported once it was set."""
+        gauge = self.gauge(name, text)
+        gauge.set(math.nan)
+        return gauge
 
+    def counter(self, name: str, text: str, labels: str = "", **closed: Iterable[str]) -> Counter:
+        """Return a counter, exported at 0 for all values of a label whose values are known.
 
-def start_at_zero(counter: Counter, *values: Iterable[str]) -> Counter:
-    """Export a counter at 0 for all values of its labels.
+        `increase()` does not see the first event of a series that begins with it.
+        closed: The values, by label.
+        """
+        counter = Counter(name, text, (*labels.split(), *closed), registry=self)
+        for values in product(*closed.values()) if closed else ():
+            counter.labels(*values)
+        return counter
 
-    `increase()` does not see the first event of a series that begins with it.
-    """
-    for each in product(*values):
-        counter.labels(*each)
-    return counter
+    def histogram(self, name: str, text: str, *, buckets: Sequence[float]) -> Histogram:
+        return Histogram(name, text, buckets=buckets, registry=self)
 
 
 class AddressError(OSError):
