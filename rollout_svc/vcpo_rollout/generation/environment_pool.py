@@ -212,15 +212,15 @@ class EnvironmentThreads:
             future.cancel()  # has no effect on a finished call, or on one that has begun
             if not running.done() and self._timeout_s is not None:
                 self._left[running] = started_s + self._timeout_s
-        self._gauges.observe_environment(time.monotonic() - started_s)
+        self._gauges.metrics.environment_s.observe(time.monotonic() - started_s)
         if not done:
             self._count_hung()
-            self._gauges.count_environment_failure(EnvironmentFault.TIMEOUT)
+            self._gauges.metrics.environment_failures.labels(EnvironmentFault.TIMEOUT).inc()
             raise EnvironmentFailedError(self._timeout_failure([thread for thread, _ in begun]))
         try:
             return future.result()
         except EnvironmentFailedError:
-            self._gauges.count_environment_failure(EnvironmentFault.RAISED)
+            self._gauges.metrics.environment_failures.labels(EnvironmentFault.RAISED).inc()
             raise
 
     def check(self) -> None:
@@ -243,7 +243,7 @@ class EnvironmentThreads:
         now_s = time.monotonic()
         self._left = {call: end_s for call, end_s in self._left.items() if not call.done()}
         num_hung = sum(end_s <= now_s for end_s in self._left.values())
-        self._gauges.set_hung_calls(num_hung)
+        self._gauges.metrics.environment_hung_calls.set(num_hung)
         return num_hung
 
     @property

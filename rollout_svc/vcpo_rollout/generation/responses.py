@@ -134,7 +134,7 @@ class ResponseGenerator:
         started_s = time.monotonic()
         with self._count_engine_failures():
             generations = await sample_group(self.engine, requests, interrupt=interrupt)
-        self.gauges.observe_generation(time.monotonic() - started_s)
+        self.gauges.metrics.generation_s.observe(time.monotonic() - started_s)
         judgements = await asyncio.gather(
             *(
                 self.threads.call(partial(self._judge, prompt, generation))
@@ -173,7 +173,7 @@ class ResponseGenerator:
                 },
                 to_partial_response=_to_partial_response,
             )
-        self.gauges.observe_generation(time.monotonic() - started_s)
+        self.gauges.metrics.generation_s.observe(time.monotonic() - started_s)
         return [
             replace(one, trajectory_id=f"{lease.lease_id}/{number}")
             for number, one in trajectories.items()

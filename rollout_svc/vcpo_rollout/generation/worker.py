@@ -135,7 +135,7 @@ class Worker:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(result.retry_after_s):
                         await receiver.wait_for_other(held)
-            self.gauges.add_lease_wait(time.monotonic() - asked_s)
+            self.gauges.metrics.lease_wait_s.inc(time.monotonic() - asked_s)
 
     def _interrupt(self, lease_ids: Collection[str]) -> None:
         for lease_id in lease_ids:
@@ -152,12 +152,12 @@ class Worker:
             task = asyncio.create_task(self._complete(lease, interrupt))
             task.add_done_callback(lambda task: self._end(task, lease.lease_id))
         self._slots[task] = lease.num_trajectories
-        self.gauges.set_in_flight(sum(self._slots.values()))
+        self.gauges.metrics.in_flight.set(sum(self._slots.values()))
 
     def _end(self, task: asyncio.Task[None], lease_id: str) -> None:
         del self._interrupts[lease_id]
         del self._slots[task]
-        self.gauges.set_in_flight(sum(self._slots.values()))
+        self.gauges.metrics.in_flight.set(sum(self._slots.values()))
         error = None if task.cancelled() else task.exception()
         # A worker that was set aside hears so at its next request for work, and ends.
         if error is not None and not isinstance(error, SetAsideError):
@@ -200,10 +200,10 @@ class Worker:
         except GroupInterruptedError as error:
             released = error.partial_responses if _is_resumable(lease) else ()
             await learner.release(lease.lease_id, released)
-            gauges.count_released(lease.num_trajectories)
+            gauges.metrics.samples.labels("released").inc(lease.num_trajectories)
         except TimeoutError:
             _LOGGER.warning("%s expired before its responses were submitted", lease.lease_id)
-            gauges.count_expired(lease.num_trajectories)
+            gauges.metrics.samples.labels("lease_ended").inc(lease.num_trajectories)
         else:
             self._is_failing = False
             gauges.count_submitted(trajectories, num_accepted)

@@ -115,7 +115,7 @@ class WeightFiles:
         finally:
             stop.set()  # the thread outlives a cancelled call
             num_bytes = sum(file.num_arrived for file in files) - before
-            self.gauges.add_weight_bytes(source, num_bytes)
+            self.gauges.metrics.weight_sync_bytes.labels(source).inc(num_bytes)
 
     def _get(
         self,
