@@ -36,12 +36,6 @@ def admissible_trajectories(
     in_flight: granted and not yet submitted, >= 0.
     over_provision_ratio: r >= 1.
     """
-    _require_at_least("lag_limit_steps", lag_limit_steps, 0)
-    _require_at_least("held_step", held_step, 0)
-    _require_at_least("batch_trajectories", batch_trajectories, 1)
-    _require_at_least("accepted", accepted, 0)
-    _require_at_least("in_flight", in_flight, 0)
-    _require_at_least("over_provision_ratio", over_provision_ratio, 1)
     usable = (lag_limit_steps + 1 + held_step) * batch_trajectories - accepted
     return max(0, _in_flight_limit(usable, batch_trajectories, over_provision_ratio) - in_flight)
 
@@ -72,8 +66,3 @@ def _in_flight_limit(usable: int, batch_trajectories: int, over_provision_ratio:
     """
     usable = max(0, usable)
     return usable + math.floor((over_provision_ratio - 1.0) * min(usable, batch_trajectories))
-
-
-def _require_at_least(name: str, value: float, least: int) -> None:
-    if value < least:
-        raise ValueError(f"{name} must be at least {least}, not {value}")

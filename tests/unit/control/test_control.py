@@ -161,22 +161,6 @@ def test_admissible_work_is_the_bound_less_what_is_out(changes, expected):
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("lag_limit_steps", -1),
-        ("held_step", -1),
-        ("batch_trajectories", 0),
-        ("accepted", -1),
-        ("in_flight", -1),
-        ("over_provision_ratio", 0.5),
-    ],
-)
-def test_a_senseless_count_is_refused_by_name(name, value):
-    with pytest.raises(ValueError, match=f"{name} must be at least .*, not {value}"):
-        admit(**{name: value})
-
-
-@pytest.mark.parametrize(
     ("changes", "expected"),
     [
         pytest.param({}, 2, id="8 in flight - (4 + 0.5 * 4)"),
