@@ -35,9 +35,7 @@ from vcpo.api.learner import Attention
 from vcpo.service.lifecycle import StartError
 from vcpo_learner.forward import attention
 from vcpo_learner.forward.attention import select_attention
-from vcpo_learner.forward.kept_apart import require_kept_apart
 from vcpo_learner.forward.logprobs import token_logprobs
-from vcpo_learner.forward.policy_network import PolicyNetwork
 from vcpo_learner.forward.token_batch import token_batch
 
 CPU = torch.device("cpu")
@@ -127,13 +125,6 @@ def test_a_step_has_the_gradient_of_the_models_own_attention(family, packs):
     expected = expected_gradient(build(family), groups, "opob")
     found = gradient_of_step(build(family), spec_with(Attention.VARLEN, packs=packs), groups)
     assert float((found - expected).norm() / expected.norm()) < 1e-5
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_trajectories_of_one_row_are_kept_apart(family):
-    model = build(family)
-    select_attention(model, Attention.VARLEN, packs=True)
-    require_kept_apart(PolicyNetwork(model), packs=True)
 
 
 def largest_tensor(family, wanted, *, packs):

@@ -114,16 +114,6 @@ def test_logprobs_are_zero_outside_the_response():
     assert torch.equal(logprobs != 0.0, batch.response_mask)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_padding_does_not_change_a_trajectorys_logprobs(family):
-    model = seeded_model(FAMILIES[family], dtype=torch.float64)
-    trajectories = [one for group in sampled_groups(model) for one in group]
-    batch = token_batch(trajectories, PAD, CPU)
-    found = batch.select_trained(token_logprobs(model, batch, temperature=0.7))
-    alone = torch.cat([own_logprobs(model, one, temperature=0.7) for one in trajectories])
-    assert found.tolist() == pytest.approx(alone.tolist(), rel=1e-9)
-
-
 def test_bfloat16_logits_are_normalized_in_float32():
     model = Unigram(torch.randn(50, generator=torch.manual_seed(0)).bfloat16())
     batch = token_batch([trajectory(0, prompt=(1,), response=(2,))], PAD, CPU)
@@ -333,13 +323,6 @@ def test_methods_that_read_tokens_see_the_same(method):
     )
     assert packed.gradient_norm == pytest.approx(padded.gradient_norm, rel=1e-6)
     assert packed.ess_ratio == pytest.approx(padded.ess_ratio, rel=1e-6)
-
-
-@pytest.mark.parametrize("family", EVERY_FAMILY)
-def test_models_of_every_family_keep_the_trajectories_of_a_row_apart(family):
-    model = seeded_model(EVERY_FAMILY[family])
-    select_attention(model, Attention.AUTO, packs=True)
-    require_kept_apart(PolicyNetwork(model), packs=True)
 
 
 class Leaking(nn.Module):
