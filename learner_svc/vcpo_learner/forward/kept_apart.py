@@ -21,9 +21,10 @@ from vcpo_learner.forward.attention import transformers_model
 from vcpo_learner.forward.policy_network import PolicyNetwork, Wanted
 from vcpo_learner.forward.token_batch import BatchTokens
 from vcpo_learner.per_sample_gradients.mixtures import is_experts
+from vcpo_learner.per_sample_gradients.module_calls import past_chunk
 
 _LENGTHS: Final = (9, 5, 3)
-"""Tokens of the trajectories, the longest first."""
+"""Tokens of the trajectories, the longest first; one that passes a mixer's chunk stands before."""
 _COMPARED: Final = 4
 """Last tokens of a trajectory that are compared."""
 _CONTEXTS: Final = ("max_position_embeddings", "n_positions")
@@ -42,12 +43,13 @@ def require_kept_apart(network: PolicyNetwork, *, packs: bool, is_half: bool = F
     name = type(network.model).__name__
     _require_one_table(network.model)
     first = _first_token(network.model)
-    if packs and _leaks(network, first, is_half=is_half):
+    lengths = [*filter(None, [past_chunk(network.model)]), *_LENGTHS]
+    if packs and _leaks(network, first, lengths[0], is_half=is_half):
         raise StartError(
             f"spec.batch.rowLayout: packed, but {name} lets trajectories in one row see each other;"
             " use padded"
         )
-    rows = [_token_ids(number, length, first) for number, length in enumerate(_LENGTHS)]
+    rows = [_token_ids(number, length, first) for number, length in enumerate(lengths)]
     for row, found in zip(rows, _logprobs(network, rows, packs=packs), strict=True):
         (alone,) = _logprobs(network, [row])
         nats, size = (_root_mean_square(each[-_COMPARED:]) for each in (found - alone, alone))
@@ -59,10 +61,13 @@ def require_kept_apart(network: PolicyNetwork, *, packs: bool, is_half: bool = F
             )
 
 
-def _leaks(network: PolicyNetwork, first: int, *, is_half: bool) -> bool:
-    """Whether tokens of one trajectory change those of another behind them in the row."""
+def _leaks(network: PolicyNetwork, first: int, length: int, *, is_half: bool) -> bool:
+    """Whether tokens of one trajectory change those of another behind them in the row.
+
+    length: of the first trajectory in the row.
+    """
     a, b, c, d = range(first, first + 4)
-    longest, own = _token_ids(0, _LENGTHS[0], first), [c, d, c]
+    longest, own = _token_ids(0, length, first), [c, d, c]
     one, other = (
         _logprobs(network, [longest, before, own], packs=True)[-1]
         for before in ([a, b, b], [b, a, a])

@@ -20,6 +20,7 @@ from vcpo_learner.forward.logprobs import token_logprobs, weighted_logprobs
 from vcpo_learner.forward.policy_network import PolicyNetwork
 from vcpo_learner.forward.token_batch import TokenBatch, token_batch
 from vcpo_learner.forward.twin import make_twin
+from vcpo_learner.per_sample_gradients.module_calls import past_chunk
 from vcpo_learner.per_sample_gradients.slots import Slots
 from vcpo_learner.ranks.sharding import whole
 
@@ -80,10 +81,14 @@ def _refusal(model: nn.Module, reason: str) -> StartError:
 
 
 def _batch(model: nn.Module, *, packs: bool) -> TokenBatch:
-    """Three trajectories; they share a row if rows are packed."""
+    """Three trajectories; they share a row if rows are packed.
+
+    The first passes a chunk of the model's mixers.
+    """
     device = next(model.parameters()).device
     tokens = _three_tokens(model)
-    trajectories = [_short(tokens, 3, 0), _short(tokens, 1, 1), _short(tokens, 1, 2)]
+    longest = past_chunk(model) or 3
+    trajectories = [_short(tokens, longest, 0), _short(tokens, 1, 1), _short(tokens, 1, 2)]
     return token_batch(trajectories, 0, device, packs=packs)
 
 

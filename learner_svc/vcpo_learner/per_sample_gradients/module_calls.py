@@ -7,6 +7,9 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor, nn
 
+_CHUNK = 64
+"""Tokens of a chunk of the delta rule."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CallSite:
@@ -25,7 +28,7 @@ class CallSite:
     is_linear: bool = False
     """Whether the output is that of `torch.nn.functional.linear` on the only argument."""
     is_of_mixer: bool = False
-    """Whether the output is a mixer's vector in each row, or its convolution's at each token."""
+    """Whether the output is a mixer's parameter in each row, or its convolution's at each token."""
 
     @property
     def place(self) -> str:
@@ -126,6 +129,15 @@ def is_depthwise(module: nn.Module) -> TypeGuard[nn.Conv1d]:
 def is_mixer(module: nn.Module) -> bool:
     """Return whether a module owns such a convolution, as the layers of `mixers` do."""
     return any(map(is_depthwise, module.children()))
+
+
+def past_chunk(model: nn.Module) -> int:
+    """Return a number of tokens beyond a chunk of a model's mixers; 0 if it has none.
+
+    A mixer hands its state on from chunk to chunk, and computes within one in another way.
+    """
+    sizes = [getattr(each, "chunk_size", _CHUNK) for each in model.modules() if is_mixer(each)]
+    return max(sizes) + 6 if sizes else 0
 
 
 def as_stored(value: Any, dtype: torch.dtype) -> Any:

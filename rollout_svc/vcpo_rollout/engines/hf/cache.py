@@ -23,6 +23,9 @@ _Row = TypeVar("_Row")
 _MASK_ELEMENTS: Final = 1 << 28
 """Elements of a mask, rows x columns x columns, of the rows that are read at a time: 256 MiB."""
 
+_CHUNK: Final = 64
+"""Tokens of a chunk of the delta rule."""
+
 
 class DecodingCache:
     """The cache of one batch. Owner: the thread that decodes the batch.
@@ -41,6 +44,13 @@ class DecodingCache:
         self._newest_routes: list[Tensor] = []
         """Routes of the rows that the last call computed."""
         self.clear()
+
+    @property
+    def chunk_tokens(self) -> int:
+        """Tokens after which recurrent layers hand their state on; 0 if the model has none."""
+        if not any(isinstance(each, RecurrentLayer) for each in self._layers.layers):
+            return 0
+        return max(getattr(each, "chunk_size", _CHUNK) for each in self._model.modules())
 
     def clear(self) -> None:
         self._layers = cache_for(self._model.config)

@@ -43,7 +43,7 @@ from vcpo_rollout.engines.loading_weights import StagedWeights, copy_weights
 from vcpo_rollout.engines.seeds import token_seed
 from vcpo_rollout.engines.stop_strings import StopStrings
 
-_PROMPTS: Final = ((7, 9, 4), (5, 3, 8, 6, 2, 9, 4, 7), (2,))
+_PROMPTS: Final[tuple[tuple[int, ...], ...]] = ((7, 9, 4), (5, 3, 8, 6, 2, 9, 4, 7), (2,))
 _RESPONSES: Final = ((5, 6, 8, 3, 9), (9, 4, 3, 2, 6), (7, 8, 5))
 """Sequences by which a model is checked."""
 
@@ -330,14 +330,19 @@ def require_decodable(model: PreTrainedModel, pad_token_id: int) -> None:
 def _gaps(model: PreTrainedModel, pad_token_id: int) -> tuple[float, float, float]:
     """Root mean squares, nats: of both gaps, and of the log-probabilities of sequences alone."""
     vocabulary = model.config.get_text_config(decoder=True).vocab_size
+    cache = DecodingCache(model, pad_token_id=pad_token_id)
+    first, longest, last = _PROMPTS
+    if chunk := cache.chunk_tokens:
+        # One prompt passes a chunk, and a response begins where one ends: states pass in two ways.
+        longest, last = longest * (chunk // 8 + 1), (longest * chunk)[:chunk]
     prompts, responses = (
-        [[token % vocabulary for token in row] for row in rows] for rows in (_PROMPTS, _RESPONSES)
+        [[token % vocabulary for token in row] for row in rows]
+        for rows in ((first, longest, last), _RESPONSES)
     )
     alone = [
         _alone(model, [*prompt, *response])[len(prompt) - 1 :]
         for prompt, response in zip(prompts, responses, strict=True)
     ]
-    cache = DecodingCache(model, pad_token_id=pad_token_id)
     num_read = [0, 0, 0]
 
     def gap(rows: Sequence[int], logits: Tensor) -> Tensor:

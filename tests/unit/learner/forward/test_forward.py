@@ -250,6 +250,14 @@ def test_numbers_that_depend_on_longer_neighbours_are_refused(packs, field):
         require_kept_apart(PolicyNetwork(Widening(6)), packs=packs)
 
 
+def test_a_neighbour_that_passes_a_chunk_of_a_mixer_is_tried():
+    model = Widening(66)
+    require_kept_apart(PolicyNetwork(model), packs=False)
+    model.convolution = nn.Conv1d(2, 2, 3, groups=2, padding=2)
+    with pytest.raises(StartError, match="Widening gives a trajectory of 9 tokens other"):
+        require_kept_apart(PolicyNetwork(model), packs=False)
+
+
 class Named(nn.Module):
     """A model of a family, of which the forward pass is another."""
 

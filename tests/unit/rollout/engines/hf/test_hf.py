@@ -3,6 +3,7 @@
 import pytest
 import torch
 from transformers import MixtralConfig, MixtralForCausalLM, PreTrainedModel
+from transformers.models.qwen3_5 import modeling_qwen3_5
 
 from tests.fixtures.families import ATTENTION, HYBRIDS, INDEXED, OTHER_STATE, family
 from tests.fixtures.rollout.models import build_model, parameters_of, request_for, weights_of
@@ -26,6 +27,22 @@ def test_a_token_by_itself_has_the_time_steps_of_a_whole_pass():
     model = family("granitemoehybrid", time_step_limit=(5.0, 6.0))
     batch = DecodeBatch(model, end_token_ids=frozenset(), pad_token_id=0, seed=0)
     batch.swap(1, parameters_of(model))
+
+
+def test_a_state_that_is_lost_between_chunks_is_seen_before_the_first_token(monkeypatch):
+    model = family("qwen3_5_text")
+    model.model.layers[0].linear_attn.A_log.data.fill_(-4.0)  # it remembers 64 tokens
+    whole, size = modeling_qwen3_5.torch_chunk_gated_delta_rule, 64
+
+    def losing(*tensors, g, beta, initial_state, **options):
+        del initial_state
+        parts = zip(*(torch.split(each, size, dim=1) for each in (*tensors, g, beta)), strict=True)
+        found = [whole(*part[:3], g=part[3], beta=part[4], **options) for part in parts]
+        return torch.cat([output for output, _ in found], dim=1), found[-1][1]
+
+    monkeypatch.setattr(modeling_qwen3_5, "torch_chunk_gated_delta_rule", losing)
+    with pytest.raises(StartError, match="engine hf would sample wrongly"):
+        require_decodable(model, 0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
