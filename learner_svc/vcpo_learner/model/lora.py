@@ -25,6 +25,7 @@ from transformers import PreTrainedModel
 
 from vcpo.api.workloads import Lora, Model
 from vcpo.service.lifecycle import StartError
+from vcpo_learner.per_sample_gradients.mixers import uncalled_linear
 from vcpo_learner.per_sample_gradients.mixtures import is_mixture
 from vcpo_learner.per_sample_gradients.module_calls import is_plain
 
@@ -48,6 +49,11 @@ def add_adapters(model: PreTrainedModel, lora: Lora) -> None:
             f"spec.model.lora.targetModules: {refused} are layers of the MLPs of a mixture of"
             " experts, which get no adapters; name layers of its attention, such as 'q_proj', or"
             " give none to adapt all that can be"
+        )
+    if "dt_proj" in wanted and any(map(uncalled_linear, model.modules())):
+        raise StartError(
+            "spec.model.lora.targetModules: 'dt_proj' is a layer that Mamba's layers use without a"
+            " call, where an adapter would do nothing; leave it out"
         )
     layers = linear_layers(model, wanted)
     if not layers:
@@ -92,7 +98,8 @@ def linear_layers(model: PreTrainedModel, wanted: Set[str]) -> list[str]:
     """Return the names of the layers that get an adapter.
 
     They are all that multiply by a matrix and do nothing else, but in a mixture of experts the
-    layers of its MLPs and of its routers, which use weights uncalled. So do kernels of Mamba.
+    layers of its MLPs and of its routers, which use weights uncalled. So do kernels of Mamba, and
+    its first form its time steps.
 
     wanted: last parts of the names; if empty, all layers but the output head.
     """
@@ -106,7 +113,8 @@ def linear_layers(model: PreTrainedModel, wanted: Set[str]) -> list[str]:
         if is_plain(module, Linear)
         and (name.rpartition(".")[2] in wanted if wanted else module is not head)
         and name.rpartition(".")[2] not in left_out
-        and not hasattr(model.get_submodule(name.rpartition(".")[0]), "top_k")
+        and not hasattr(parent := model.get_submodule(name.rpartition(".")[0]), "top_k")
+        and uncalled_linear(parent) is not module
     ]
 
 

@@ -47,6 +47,8 @@ class LayerGradients:
             return self.factors.part(samples).full(num_rows=self.parameter.shape[0])
         if self.call.site.is_of_mixer:
             gradients = self.output_gradient[samples].to(self._precise)
+            if not isinstance(self.call.site.module, nn.Conv1d):
+                return gradients.reshape(-1, *self.parameter.shape)
             if self.parameter.ndim == 1:
                 return gradients.sum(dim=1)
             inputs = self.call.arguments[0][samples].to(self._precise)

@@ -3,7 +3,8 @@
 A mixer (gated delta rule, Mamba, short convolution) multiplies with the weight of a convolution
 that it never calls, and with vectors of its own that have a number for each head. The convolution
 gets a tap behind it. A vector is replaced, while the mixer runs, by a copy for each row, of which
-every row's gradient is its trajectory's: mixers have one trajectory to a row.
+every row's gradient is its trajectory's: mixers have one trajectory to a row. So are the parameters
+of a linear layer that Mamba's first form never calls.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,14 +19,16 @@ from torch.nn import functional
 from transformers.activations import ACT2FN
 
 from vcpo_learner.per_sample_gradients.mixtures import Taps
-from vcpo_learner.per_sample_gradients.module_calls import CallSite, is_depthwise
+from vcpo_learner.per_sample_gradients.module_calls import CallSite, is_depthwise, is_mixer
 
 _CONVOLVE = "causal_conv1d_fn"
 """Name, in transformers' files, of the function that convolves: a kernel's or PyTorch's."""
 _ROUNDING, _HALF_ROUNDING = 1e-5, 3e-2
 """Share of the largest output."""
 _BY_ROW: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
-"""Whether a mixer takes its vectors by row, as it was seen to once."""
+"""Whether a mixer takes copies by row, as it was seen to once."""
+_Owned = tuple[nn.Module, str]
+"""A parameter, by its module and its name there."""
 
 
 def convolution_gradients(inputs: Tensor, gradients: Tensor, size: int) -> Tensor:
@@ -36,6 +39,12 @@ def convolution_gradients(inputs: Tensor, gradients: Tensor, size: int) -> Tenso
     padded, num_tokens = functional.pad(inputs, (0, 0, size - 1, 0)), inputs.shape[1]
     products = [(gradients * padded[:, at : at + num_tokens]).sum(dim=1) for at in range(size)]
     return torch.stack(products, dim=-1)[:, :, None]
+
+
+def uncalled_linear(module: nn.Module) -> nn.Linear | None:
+    """Return the linear layer whose parameters a mixer uses without a call; None if it has none."""
+    linear = getattr(module, "dt_proj", None)
+    return linear if isinstance(linear, nn.Linear) and is_mixer(module) else None
 
 
 class TappedMixer:
@@ -57,29 +66,35 @@ class TappedMixer:
         self._name = name
         self._module = module
         self._taps = taps
-        self._vectors = vectors
-        self._with_tap = forward
         self._forward = module.forward
+        self._with_tap = forward
+        self._has_vectors = bool(vectors)
+        self._by_row: list[_Owned] = [(module, each) for each in vectors]
+        if (linear := uncalled_linear(module)) is not None:
+            own = linear.named_parameters()
+            self._by_row += [(linear, each) for each, tensor in own if tensor.requires_grad]
 
     def __call__(self, *positional: Any, **keywords: Any) -> Any:
         if self._taps.is_preview:
             return self._forward(*positional, **keywords)
         states = positional[0] if positional else keywords["hidden_states"]
-        copies = {
-            name: self._module.get_parameter(name).expand(len(states), 1, -1)
-            for name in self._vectors
-        }
-        is_by_row = copies and self._takes(copies, positional, keywords)
-        with self._tapped_convolution():
-            if not is_by_row:
-                return self._with_tap(*positional, **keywords)
-            with self._replaced({name: self._tapped(name, copies[name]) for name in copies}):
-                return self._forward(*positional, **keywords)
+        copies = {each: self._copy(*each, len(states)) for each in self._by_row}
+        is_by_row = bool(copies) and self._takes(copies, positional, keywords)
+        tapped = {each: self._tapped(*each, copies[each]) for each in copies if is_by_row}
+        forward = self._forward if is_by_row and self._has_vectors else self._with_tap
+        with self._tapped_convolution(), _replaced(tapped):
+            return forward(*positional, **keywords)
 
-    def _tapped(self, name: str, copy: Tensor) -> Tensor:
+    def _copy(self, module: nn.Module, name: str, num_rows: int) -> Tensor:
+        parameter = module.get_parameter(name)
+        # A mixer's own vectors meet [rows, tokens, heads]; what is beside them, as much as it has.
+        shape = (1, -1) if module is self._module else parameter.shape
+        return parameter.expand(num_rows, *shape)
+
+    def _tapped(self, module: nn.Module, name: str, copy: Tensor) -> Tensor:
         site = CallSite(
             name=self._name,
-            module=self._module,
+            module=module,
             arguments={0: copy.shape},
             output_shape=tuple(copy.shape),
             parameter_names=[name],
@@ -88,25 +103,15 @@ class TappedMixer:
         tapped: Tensor = self._taps.tap(copy, site, copy.detach())
         return tapped
 
-    @contextmanager
-    def _replaced(self, copies: Mapping[str, Tensor]) -> Iterator[None]:
-        own: dict[str, Any] = self._module._parameters
-        before = {name: own[name] for name in copies}
-        own.update(copies)
-        try:
-            yield
-        finally:
-            own.update(before)
-
     @torch.no_grad()
-    def _takes(self, copies: Mapping[str, Tensor], positional: Any, keywords: Any) -> bool:
-        """Whether the mixer has the same output with its vectors by row."""
+    def _takes(self, copies: Mapping[_Owned, Tensor], positional: Any, keywords: Any) -> bool:
+        """Whether the mixer has the same output with copies by row."""
         if self._module not in _BY_ROW:
             # Taps of modules in the mixer would count these calls.
             self._taps.is_preview = True
             try:
                 once = self._forward(*positional, **keywords)
-                with self._replaced(copies):
+                with _replaced(copies):
                     again = self._forward(*positional, **keywords)
                 _BY_ROW[self._module] = _is_same(once, again)
             except (IndexError, RuntimeError, TypeError, ValueError):  # of the model's own code
@@ -157,6 +162,18 @@ class TappedMixer:
             return output if activation is None else ACT2FN[activation](output)
 
         return convolve
+
+
+@contextmanager
+def _replaced(copies: Mapping[_Owned, Any]) -> Iterator[None]:
+    before = {(module, name): module._parameters[name] for module, name in copies}
+    for (module, name), copy in copies.items():
+        module._parameters[name] = copy
+    try:
+        yield
+    finally:
+        for (module, name), parameter in before.items():
+            module._parameters[name] = parameter
 
 
 def _is_same(once: Any, again: Any) -> bool:

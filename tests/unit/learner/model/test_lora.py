@@ -111,6 +111,16 @@ def test_layers_that_peft_refuses_get_no_adapter_unless_they_are_named():
         add_adapters(family("falcon_h1"), Lora.model_validate({"targetModules": ["out_proj"]}))
 
 
+def test_a_layer_that_is_used_without_a_call_gets_no_adapter():
+    model = family("jamba")
+    add_adapters(model, LORA)
+    adapted = {name.split(".")[-4] for name in policy_tensors(model)}
+    assert "x_proj" in adapted
+    assert "dt_proj" not in adapted
+    with pytest.raises(StartError, match="'dt_proj' is a layer that Mamba's layers use without a"):
+        add_adapters(family("jamba"), Lora.model_validate({"targetModules": ["x_proj", "dt_proj"]}))
+
+
 def test_naming_a_layer_of_a_mixtures_mlps_is_refused():
     with pytest.raises(StartError, match=r"\['up_proj'\] are layers of the MLPs of a mixture"):
         add_adapters(

@@ -24,6 +24,7 @@ from vcpo_learner.per_sample_gradients import measurement as trajectory_gradient
 from vcpo_learner.per_sample_gradients.backward import measure_gradients
 from vcpo_learner.per_sample_gradients.factors import Factors, TokenProducts
 from vcpo_learner.per_sample_gradients.layer_gradients import layer_gradients
+from vcpo_learner.per_sample_gradients.mixers import uncalled_linear
 from vcpo_learner.per_sample_gradients.module_calls import CallSite, is_mixer
 from vcpo_learner.per_sample_gradients.slots import Slot, Slots
 from vcpo_learner.per_sample_gradients.taps import record_calls
@@ -37,7 +38,8 @@ def measure(model, trajectories, weighted_sum=None, *, packs=False):
     with record_calls(Slots(model)) as recording:
         logprobs = token_logprobs(model, batch, temperature=1.0)
     # A vector by row needs no second run of its mixer, which a kernel's backward pass forbids.
-    assert all(site.is_of_mixer for site in recording.sites if is_mixer(site.module))
+    mixers = [each for each in recording.sites if is_mixer(each.module)]
+    assert all(each.is_of_mixer for each in mixers if uncalled_linear(each.module) is None)
     means = logprobs.sum(dim=1) / batch.response_mask.sum(dim=1)
     packing = None if batch.row is None else batch.row.packing
     return measure_gradients(means, recording, weighted_sum, packing=packing)
