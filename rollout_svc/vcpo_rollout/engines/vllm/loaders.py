@@ -130,6 +130,14 @@ class AdapterLoader:
     async def load(self, llm: AsyncLLM, update: LoRARequest, policy_version: int) -> None:
         if not await llm.add_lora(update):
             raise EngineError("vLLM did not take the adapters; its log says why")
+        # Of several workers each may have some of the layers.
+        lost = set.intersection(*map(set, await llm.collective_rpc("layers_without_place")))
+        if lost:
+            raise EngineError(
+                f"vLLM has no place for the adapters of {', '.join(sorted(lost)[:3])} and would"
+                " sample without them; leave such layers out of `spec.model.lora.targetModules`,"
+                " or use `engine: hf`"
+            )
         await llm.update_weight_version(str(policy_version))
 
 

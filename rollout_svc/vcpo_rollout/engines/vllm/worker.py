@@ -86,6 +86,17 @@ class WorkerExtension:
         transfer: FileTransfer = self.weight_transfer_engine  # type: ignore[attr-defined]  # of vLLM's
         return transfer.obstacle
 
+    def layers_without_place(self) -> list[str]:
+        """Return the layers with an adapter that this worker's model does not have.
+
+        vLLM drops such an adapter without a word, and samples from the base model there. By now it
+        has put adapters of layers that it computes as one under a name of its own.
+        """
+        runner: Any = self.model_runner  # type: ignore[attr-defined]  # of vLLM's worker
+        manager = runner.lora_manager._adapter_manager
+        held = manager.list_adapters().values()
+        return [layer for each in held for layer in each.loras if layer not in manager.modules]
+
     def sample_only(self, num_tokens: int, holes: list[int]) -> None:
         """Leave rows of the head without a token out of every softmax; see `Vocabulary`.
 

@@ -1,6 +1,8 @@
 """LoRA adapters served by a real vLLM beside a base model that it loads once."""
 
 import asyncio
+from types import SimpleNamespace
+from unittest.mock import AsyncMock
 
 import pytest
 import pytest_asyncio
@@ -13,7 +15,9 @@ from tests.unit.rollout.engines.vllm.tiny_adapters import LORA, adapted, make_ad
 from tests.unit.rollout.engines.vllm.tiny_vllm import NUM_PLACES, build, save_settings, start
 from vcpo.api.workloads import Lora
 from vcpo_rollout.engines.engine import EngineError
+from vcpo_rollout.engines.vllm.loaders import AdapterLoader
 from vcpo_rollout.engines.vllm.start import engine_arguments
+from vcpo_rollout.engines.vllm.worker import WorkerExtension
 
 PROMPT = (5, 6, 7)
 LONG_PROMPT = tuple(range(32)) * 6
@@ -102,6 +106,21 @@ class TestServedAdapters:
         generation = await engine.generate(request)
         models = {41: adapted(base, tensors)}
         assert_scored_by_its_versions(generation, request, models)
+
+
+async def test_a_version_whose_adapters_vllm_would_drop_is_an_error(base):
+    held = {1: SimpleNamespace(loras=["language_model.q_proj", "mlp"])}
+
+    def said_by_worker(layer):
+        """Of two workers each has one of the model's layers."""
+        manager = SimpleNamespace(list_adapters=lambda: held, modules=[layer])
+        runner = SimpleNamespace(lora_manager=SimpleNamespace(_adapter_manager=manager))
+        return WorkerExtension.layers_without_place(SimpleNamespace(model_runner=runner))
+
+    llm = AsyncMock()
+    llm.collective_rpc.return_value = [said_by_worker("q_proj"), said_by_worker("mlp")]
+    with pytest.raises(EngineError, match=r"no place for the adapters of language_model\.q_proj "):
+        await AdapterLoader(base, LORA).load(llm, None, 1)
 
 
 @pytest.mark.parametrize(("rank", "room"), [(1, 1), (3, 8), (16, 16), (65, 128), (512, 512)])
