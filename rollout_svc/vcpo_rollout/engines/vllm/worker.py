@@ -51,6 +51,8 @@ from vllm.model_executor.model_loader.reload import (
     finalize_layerwise_reload,
     initialize_layerwise_reload,
 )
+from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
+from vllm.model_executor.model_loader.reload.meta import capture_layer_to_meta
 from vllm.platforms import current_platform
 
 from vcpo.metrics.device_memory import device_memory
@@ -161,6 +163,7 @@ class FileTransfer(WeightTransferEngine):  # type: ignore[misc]  # vLLM is not t
 
     def _load(self, file: Any) -> None:
         forget_expert_kernels(self.model)
+        widen(self.model, self.model_config.dtype)
         initialize_layerwise_reload(self.model)
         names = file.keys()
         loaded = self.model.load_weights((name, file.get_tensor(name)) for name in names)
@@ -207,6 +210,23 @@ class FileTransfer(WeightTransferEngine):  # type: ignore[misc]  # vLLM is not t
 
     def shutdown(self) -> None:
         """Nothing to do."""
+
+
+def widen(model: Module, dtype: torch.dtype) -> None:
+    """Give parameters that a layer has in a shorter type than the model's the type of the model.
+
+    Apertus has some in bfloat16 in any run, and would round those of each version.
+    """
+    for layer in model.modules():
+        short = [
+            each
+            for each in layer.parameters(recurse=False)
+            if each.is_floating_point() and each.itemsize < dtype.itemsize
+        ]
+        if short and not hasattr(layer, "quant_method"):
+            for each in short:
+                each.data = each.data.to(dtype)
+            get_layerwise_info(layer).restore_metadata = capture_layer_to_meta(layer)
 
 
 def sums_of_bytes(model: Module) -> list[int]:

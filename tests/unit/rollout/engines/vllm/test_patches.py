@@ -29,6 +29,17 @@ def load_integers(param, loaded_weight):
     param.copy_(loaded_weight.int())
 
 
+def load(model, values, folder):
+    text = SimpleNamespace(tie_word_embeddings=False)
+    of_model = SimpleNamespace(hf_text_config=text, dtype=torch.float32)
+    config = SimpleNamespace(parallel_config=None, model_config=of_model)
+    transfer = FileTransfer(None, config, torch.device("cpu"), model)
+    path = folder / "version.safetensors"
+    safetensors.torch.save_file({"a": torch.tensor(values)}, path)
+    transfer.receive_weights(WeightFile(path=path, shapes=None))
+    return transfer
+
+
 @pytest.mark.parametrize(
     ("loader", "held", "obstacle"),
     [
@@ -42,14 +53,17 @@ def test_a_model_that_a_patch_of_nothing_changes_keeps_its_full_set(
 ):
     model = OneVector(loader)
     record_metadata_for_reloading(model)
-    of_model = SimpleNamespace(hf_text_config=SimpleNamespace(tie_word_embeddings=False))
-    config = SimpleNamespace(parallel_config=None, model_config=of_model)
-    transfer = FileTransfer(None, config, torch.device("cpu"), model)
-    path = tmp_path / "version.safetensors"
-    safetensors.torch.save_file({"a": torch.tensor([1.0, 2.0, 3.0])}, path)
-    transfer.receive_weights(WeightFile(path=path, shapes=None))
+    transfer = load(model, [1.0, 2.0, 3.0], tmp_path)
     assert transfer.obstacle[: len(obstacle) or None] == obstacle
     assert model.a.tolist() == held
+
+
+def test_a_parameter_in_a_shorter_type_than_its_model_keeps_all_digits_of_a_version(tmp_path):
+    model = OneVector(copy)
+    model.a.data = model.a.data.bfloat16()
+    record_metadata_for_reloading(model)
+    load(model, [0.1, 0.2, 0.3], tmp_path)
+    assert torch.equal(model.a, torch.tensor([0.1, 0.2, 0.3]))
 
 
 def test_a_layer_with_packed_or_converted_weights_is_an_obstacle():
