@@ -23,29 +23,6 @@ class LimitReason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunLimits:
-    """The limits that a spec sets, in seconds; None is no limit."""
-
-    pending_s: int | None
-    """Time from the start to the admission."""
-    startup_s: int
-    """Time from the admission to the first step."""
-    active_s: int | None
-    """Time from the admission to the end."""
-    max_learner_restarts: int
-    """Restarts of the learner in a row without progress."""
-
-    @classmethod
-    def of(cls, spec: VCPORunSpec) -> RunLimits:
-        return cls(
-            pending_s=spec.pending_deadline_seconds,
-            startup_s=spec.startup_deadline_seconds,
-            active_s=spec.active_deadline_seconds,
-            max_learner_restarts=spec.failure_policy.max_learner_restarts,
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RunTimes:
     """How far a run has come; all times are seconds of one clock."""
 
@@ -67,12 +44,12 @@ class ExceededLimit:
     """One sentence that names the field of the spec."""
 
 
-def exceeded_restarts(limits: RunLimits, failures: int) -> ExceededLimit | None:
+def exceeded_restarts(spec: VCPORunSpec, failures: int) -> ExceededLimit | None:
     """Return the restart limit if the learner exceeded it, else None.
 
     failures: Failures of the learner in a row without progress (`FailureStreak.failures`).
     """
-    allowed = limits.max_learner_restarts
+    allowed = spec.failure_policy.max_learner_restarts
     if failures <= allowed:
         return None
     message = (
@@ -82,40 +59,41 @@ def exceeded_restarts(limits: RunLimits, failures: int) -> ExceededLimit | None:
     return ExceededLimit(reason=LimitReason.BACKOFF_LIMIT_EXCEEDED, message=message)
 
 
-def exceeded_deadline(limits: RunLimits, times: RunTimes, now_s: float) -> ExceededLimit | None:
+def exceeded_deadline(spec: VCPORunSpec, times: RunTimes, now_s: float) -> ExceededLimit | None:
     """Return the deadline that has passed at `now_s`; None while none has."""
-    deadlines = _active_deadlines(limits, times)
+    deadlines = _active_deadlines(spec, times)
     return next((exceeded for at_s, exceeded in deadlines if now_s >= at_s), None)
 
 
-def next_deadline_s(limits: RunLimits, times: RunTimes) -> float | None:
+def next_deadline_s(spec: VCPORunSpec, times: RunTimes) -> float | None:
     """Return the time of the earliest deadline; None while no deadline acts."""
-    return min((at_s for at_s, _ in _active_deadlines(limits, times)), default=None)
+    return min((at_s for at_s, _ in _active_deadlines(spec, times)), default=None)
 
 
-def startup_deadline_s(limits: RunLimits, times: RunTimes) -> float | None:
+def startup_deadline_s(spec: VCPORunSpec, times: RunTimes) -> float | None:
     """Return the time at which a run without a step fails; None if that deadline does not act."""
     if times.admission_s is None or times.has_stepped:
         return None
-    return times.admission_s + limits.startup_s
+    return times.admission_s + spec.startup_deadline_seconds
 
 
-def _active_deadlines(limits: RunLimits, times: RunTimes) -> Iterator[tuple[float, ExceededLimit]]:
+def _active_deadlines(spec: VCPORunSpec, times: RunTimes) -> Iterator[tuple[float, ExceededLimit]]:
     """Yield the deadlines that act now; of two that have passed the first one counts."""
 
     def limit(reason: LimitReason, message: str) -> ExceededLimit:
         return ExceededLimit(reason=reason, message=message)
 
     if times.admission_s is None:
-        if (pending_s := limits.pending_s) is not None:
+        if (pending_s := spec.pending_deadline_seconds) is not None:
             why = f"`spec.pendingDeadlineSeconds`: the pods had no node within {pending_s} s."
             yield times.start_s + pending_s, limit(LimitReason.PENDING_DEADLINE_EXCEEDED, why)
         return
-    if (active_s := limits.active_s) is not None:
+    if (active_s := spec.active_deadline_seconds) is not None:
         why = f"`spec.activeDeadlineSeconds`: the run took {active_s} s or longer."
         yield times.admission_s + active_s, limit(LimitReason.DEADLINE_EXCEEDED, why)
-    if (startup_s := startup_deadline_s(limits, times)) is not None:
-        why = f"`spec.startupDeadlineSeconds`: the run took no step within {limits.startup_s} s."
+    if (startup_s := startup_deadline_s(spec, times)) is not None:
+        within = f"within {spec.startup_deadline_seconds} s"
+        why = f"`spec.startupDeadlineSeconds`: the run took no step {within}."
         yield startup_s, limit(LimitReason.STARTUP_DEADLINE_EXCEEDED, why)
 
 

@@ -20,7 +20,7 @@ from vcpo.api import VCPORun
 from vcpo.control.conditions import Condition, ConditionStatus, ConditionType
 from vcpo.control.decision import ControlDecision, ControlState, decide
 from vcpo.control.limits import ChangeKind, ControlLimits
-from vcpo.control.run_limits import RunLimits, RunTimes, exceeded_deadline, startup_deadline_s
+from vcpo.control.run_limits import RunTimes, exceeded_deadline, startup_deadline_s
 from vcpo.control.signals import RunSignals
 from vcpo.learner_control import SIGNALS_TIMEOUT_S, LearnerControl, call_failure
 from vcpo.local.processes.child import Liveness, answers_health_check
@@ -99,7 +99,7 @@ class Host:
         )
         self._fleet.forks.extend(options.forks)
         self._learner = LearnerProcess(
-            self._fleet, resume=options.resume, limits=RunLimits.of(run.spec), clock=clock
+            self._fleet, resume=options.resume, spec=run.spec, clock=clock
         )
         self._port = free_port()
         """The learner's port; workers know it before the learner serves."""
@@ -315,7 +315,7 @@ class Host:
 
     def _check_deadlines(self) -> None:
         times = self._times(self._started_s)
-        exceeded = exceeded_deadline(RunLimits.of(self._spec), times, self._clock())
+        exceeded = exceeded_deadline(self._spec, times, self._clock())
         if exceeded is not None:
             raise RunFailedError(f"{exceeded.message} See the logs of the processes.")
 
@@ -412,8 +412,6 @@ class Host:
             signals_age_s=None if self._signals is None else self._signals.age_s,
             learner_restarts=self._learner_restarts,
             start_s=self._started_unix_s,
-            startup_deadline_s=startup_deadline_s(
-                RunLimits.of(self._spec), self._times(self._started_unix_s)
-            ),
+            startup_deadline_s=startup_deadline_s(self._spec, self._times(self._started_unix_s)),
         )
         self._hosted_runs.show(self._name, run)

@@ -22,7 +22,7 @@ from vcpo import judgement
 from vcpo.api import VCPORunSpec
 from vcpo.control import run_limits
 from vcpo.control.limits import SIGNALS_MAX_AGE_S
-from vcpo.control.run_limits import RunLimits, RunTimes, exceeded_deadline, exceeded_restarts
+from vcpo.control.run_limits import RunTimes, exceeded_deadline, exceeded_restarts
 from vcpo.control.signals import RunSignals
 from vcpo.wire.phase import RunPhase
 from vcpo_operator.observed.pod_causes import redact_and_shorten
@@ -100,7 +100,7 @@ def next_phase_change_s(spec: VCPORunSpec, status: RunStatus, verdict: RunVerdic
     times = _run_times(status)
     if verdict.phase is LifecyclePhase.SUSPEND or times is None:
         return None
-    return run_limits.next_deadline_s(RunLimits.of(spec), times)
+    return run_limits.next_deadline_s(spec, times)
 
 
 def startup_deadline_s(spec: VCPORunSpec, status: RunStatus) -> float | None:
@@ -108,7 +108,7 @@ def startup_deadline_s(spec: VCPORunSpec, status: RunStatus) -> float | None:
     times = _run_times(status)
     if times is None or status.completion_s is not None:
         return None
-    return run_limits.startup_deadline_s(RunLimits.of(spec), times)
+    return run_limits.startup_deadline_s(spec, times)
 
 
 def is_past_time_to_live(spec: VCPORunSpec, status: RunStatus, now_s: float) -> bool:
@@ -141,11 +141,11 @@ def _recorded_end(status: RunStatus) -> RunVerdict | None:
 
 def _exceeded_limit(spec: VCPORunSpec, status: RunStatus, now_s: float) -> RunVerdict | None:
     """Return the verdict on a run that exceeded a limit, with what was in its way."""
-    limits, times = RunLimits.of(spec), _run_times(status)
-    exceeded = exceeded_restarts(limits, status.learner.failures)
+    times = _run_times(status)
+    exceeded = exceeded_restarts(spec, status.learner.failures)
     context = _last_end(status)
     if exceeded is None and times is not None:
-        exceeded = exceeded_deadline(limits, times, now_s)
+        exceeded = exceeded_deadline(spec, times, now_s)
         context = _hindrance(status)
     if exceeded is None:
         return None

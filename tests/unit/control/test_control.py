@@ -15,7 +15,6 @@ from vcpo.control.admission import admissible_trajectories, surplus_trajectories
 from vcpo.control.run_limits import (
     FailureStreak,
     LimitReason,
-    RunLimits,
     RunTimes,
     exceeded_deadline,
     exceeded_restarts,
@@ -67,16 +66,15 @@ spec:
   pendingDeadlineSeconds: 30
   failurePolicy: {maxLearnerRestarts: 2}
 """)
-LIMITS = RunLimits.of(RUN.spec)
 
 seconds = st.integers(min_value=1, max_value=10_000)
-limits = st.builds(
-    RunLimits,
-    pending_s=st.none() | seconds,
-    startup_s=seconds,
-    active_s=st.none() | seconds,
-    max_learner_restarts=st.integers(min_value=0, max_value=10),
-)
+specs = st.fixed_dictionaries(
+    {
+        "pending_deadline_seconds": st.none() | seconds,
+        "startup_deadline_seconds": seconds,
+        "active_deadline_seconds": st.none() | seconds,
+    }
+).map(lambda given: RUN.spec.model_copy(update=given))
 times = st.builds(
     RunTimes,
     start_s=st.just(START_S),
@@ -94,7 +92,7 @@ def admitted_times(*, has_stepped: bool = False) -> RunTimes:
 )
 def test_before_the_admission_only_the_pending_deadline_acts(waited_s, reason):
     waiting = RunTimes(start_s=START_S, admission_s=None, has_stepped=False)
-    found = exceeded_deadline(LIMITS, waiting, START_S + waited_s)
+    found = exceeded_deadline(RUN.spec, waiting, START_S + waited_s)
     assert (found and found.reason) == reason
 
 
@@ -110,19 +108,19 @@ def test_before_the_admission_only_the_pending_deadline_acts(waited_s, reason):
 )
 def test_after_the_admission_the_deadlines_count_from_it(elapsed_s, has_stepped, reason):
     now_s = START_S + 100 + elapsed_s
-    found = exceeded_deadline(LIMITS, admitted_times(has_stepped=has_stepped), now_s)
+    found = exceeded_deadline(RUN.spec, admitted_times(has_stepped=has_stepped), now_s)
     assert (found and found.reason) == reason
 
 
 @pytest.mark.parametrize(("failures", "is_exceeded"), [(0, False), (2, False), (3, True)])
 def test_restarts_are_limited_in_a_row(failures: int, is_exceeded: bool):
-    assert (exceeded_restarts(LIMITS, failures) is not None) is is_exceeded
+    assert (exceeded_restarts(RUN.spec, failures) is not None) is is_exceeded
 
 
-@given(limits, times, st.integers(min_value=1_000, max_value=20_000))
-def test_a_deadline_is_exceeded_from_the_next_deadline_on(limits, times, now_s):
-    deadline_s = next_deadline_s(limits, times)
-    is_exceeded = exceeded_deadline(limits, times, now_s) is not None
+@given(specs, times, st.integers(min_value=1_000, max_value=20_000))
+def test_a_deadline_is_exceeded_from_the_next_deadline_on(spec, times, now_s):
+    deadline_s = next_deadline_s(spec, times)
+    is_exceeded = exceeded_deadline(spec, times, now_s) is not None
     assert is_exceeded is (deadline_s is not None and now_s >= deadline_s)
 
 

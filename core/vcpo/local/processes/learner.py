@@ -6,7 +6,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from vcpo.control.run_limits import FailureStreak, RunLimits, exceeded_restarts
+from vcpo.api import VCPORunSpec
+from vcpo.control.run_limits import FailureStreak, exceeded_restarts
 from vcpo.local.processes.child import ChildProcess
 from vcpo.local.processes.fleet import Fleet, RunFailedError
 from vcpo.local.processes.ranks import first_failure
@@ -32,7 +33,6 @@ class LearnerProcess:
     others are killed: they cannot continue. All start again, from the last checkpoint.
 
     resume: whether the first start resumes from a checkpoint; every later one does.
-    limits: limits of the run, of which this class applies the restarts.
     """
 
     def __init__(
@@ -40,14 +40,14 @@ class LearnerProcess:
         fleet: Fleet,
         *,
         resume: bool,
-        limits: RunLimits,
+        spec: VCPORunSpec,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.serves = False
         """Whether rank 0 of the current start has reported that it serves."""
         self._fleet = fleet
         self._resume = resume
-        self._limits = limits
+        self._spec = spec
         self._clock = clock
         self._streak = FailureStreak()
         self._start_at_s: float | None = clock()
@@ -94,7 +94,7 @@ class LearnerProcess:
         it = "it" if len(ranks) == 1 else f"rank {failed}"
         self.serves = False
         self._streak = self._streak.after_failure(step)
-        failures, allowed = self._streak.failures, self._limits.max_learner_restarts
+        failures, allowed = self._streak.failures, self._spec.failure_policy.max_learner_restarts
         failure = (
             "was stopped from outside this run"
             if child.exit_code == DRAINED
@@ -102,7 +102,7 @@ class LearnerProcess:
         )
         if child.exit_code == CANNOT_START:
             raise RunFailedError(f"{'the learner' if it == 'it' else it} {failure}")
-        exceeded = exceeded_restarts(self._limits, failures)
+        exceeded = exceeded_restarts(self._spec, failures)
         if exceeded is not None:
             raise RunFailedError(f"{exceeded.message} The last time {it} {failure}")
         self._start_at_s = self._clock() + self._streak.pause_s

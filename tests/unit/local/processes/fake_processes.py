@@ -25,6 +25,7 @@ spec:
   model: {name: m}
   environment: {name: countdown}
   steps: 3
+  failurePolicy: {maxLearnerRestarts: 2}
   learner: {threads: 5}
   rollouts: [{name: main, maxReplicas: 4, threads: 2}, {name: other, maxReplicas: 4}]
 """)
@@ -52,6 +53,7 @@ spec:
   model: {name: m}
   environment: {name: countdown}
   steps: 3
+  failurePolicy: {maxLearnerRestarts: 2}
   learner: {processes: 2}
   rollouts: [{name: learner}]
 """)

@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.local.processes.fake_processes import TIMEOUT_S, Clock, wait_for_end
-from vcpo.control.run_limits import RunLimits
+from tests.unit.local.processes.fake_processes import RUN, TIMEOUT_S, Clock, wait_for_end
 from vcpo.local.processes.child import ChildProcess, Liveness, answers_health_check, start_child
 from vcpo.local.processes.fleet import Fleet, RunFailedError
 from vcpo.local.processes.gpus import TooFewGpusError, find_gpus, gpu_bytes, plan_gpus
@@ -31,8 +30,7 @@ from vcpo.wire.server import WireServer
 
 @pytest.fixture
 def learner(fleet: Fleet, clock: Clock) -> LearnerProcess:
-    limits = RunLimits(pending_s=None, startup_s=1800, active_s=None, max_learner_restarts=2)
-    return LearnerProcess(fleet, resume=False, limits=limits, clock=clock)
+    return LearnerProcess(fleet, resume=False, spec=RUN.spec, clock=clock)
 
 
 @pytest.fixture

@@ -9,14 +9,11 @@ from types import SimpleNamespace
 import pytest
 
 from tests.unit.local.processes.fake_processes import RUN_OF_TWO_RANKS, TIMEOUT_S, wait_for_end
-from vcpo.control.run_limits import RunLimits
 from vcpo.local.processes.child import ChildProcess
 from vcpo.local.processes.fleet import Fleet, RunFailedError
 from vcpo.local.processes.learner import LearnerProcess
 from vcpo.local.processes.ranks import first_failure, rank_variables
 from vcpo.service.lifecycle import CANNOT_START, DRAINED, RANK_LOST
-
-LIMITS = RunLimits(pending_s=None, startup_s=1800, active_s=None, max_learner_restarts=2)
 
 
 @pytest.fixture
@@ -29,7 +26,7 @@ async def group(fleet, run_dir, clock):
 
 @pytest.fixture
 def learner(group, clock) -> LearnerProcess:
-    return LearnerProcess(group, resume=False, limits=LIMITS, clock=clock)
+    return LearnerProcess(group, resume=False, spec=RUN_OF_TWO_RANKS.spec, clock=clock)
 
 
 def end_rank(learner, monkeypatch, rank: int, status: int) -> None:
