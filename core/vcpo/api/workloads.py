@@ -382,6 +382,9 @@ class RolloutGroup(Section):
             return self.engine
         return (EngineName.VLLM if any(self._fields_of_vllm()) else EngineName.HF).value
 
+    def clamp(self, replicas: int) -> int:
+        return min(max(replicas, self.min_replicas), self.max_replicas)
+
     @property
     def gpus_asked(self) -> int:
         """GPUs that the fields of the group ask for, beside its template."""

@@ -10,6 +10,7 @@ from typing import Final, Self
 from vcpo.algo.health.early_warning import WarningLevel
 from vcpo.algo.health.guards import GuardPolicy
 from vcpo.api import VCPORunSpec
+from vcpo.api.workloads import RolloutGroup
 
 STARVED_IDLE_RATIO: Final = 0.3
 """Share of its time above which a learner that waits for data counts as starved."""
@@ -17,20 +18,6 @@ SATURATED_IDLE_RATIO: Final = 0.02
 """Share of its time below which a learner that waits for data counts as saturated."""
 SIGNALS_MAX_AGE_S: Final = 60.0
 """Age above which signals change neither lag limit nor number of workers."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupLimits:
-    """Bounds of one rollout group."""
-
-    name: str
-    min_replicas: int
-    """Smallest number of workers, >= 0, also if the learner has more data than it can use."""
-    max_replicas: int
-    """Largest number of workers, >= max(1, min_replicas)."""
-
-    def clamp(self, replicas: int) -> int:
-        return min(max(replicas, self.min_replicas), self.max_replicas)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +34,7 @@ class ControlLimits:
     """Shortest time from a change of the replicas to an addition."""
     scale_down_cooldown_s: float
     """Shortest time from a change of the replicas to a removal."""
-    groups: tuple[GroupLimits, ...]
+    groups: tuple[RolloutGroup, ...]
     """Rollout groups in the order in which workers are added; at least one."""
 
     @classmethod
@@ -60,14 +47,7 @@ class ControlLimits:
             guards=spec.health.guards,
             scale_up_cooldown_s=control.scale_up_cooldown_seconds,
             scale_down_cooldown_s=control.scale_down_cooldown_seconds,
-            groups=tuple(
-                GroupLimits(
-                    name=group.name,
-                    min_replicas=group.min_replicas,
-                    max_replicas=group.max_replicas,
-                )
-                for group in spec.rollouts
-            ),
+            groups=spec.rollouts,
         )
 
     def fit(self, replicas: Mapping[str, int]) -> dict[str, int]:

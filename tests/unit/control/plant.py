@@ -6,9 +6,9 @@ import random
 from dataclasses import dataclass, field
 
 from tests.fixtures.signals import run_signals_of
-from vcpo.api.workloads import Health
+from vcpo.api.workloads import Health, RolloutGroup
 from vcpo.control.decision import ControlDecision, ControlState, decide
-from vcpo.control.limits import ControlLimits, GroupLimits
+from vcpo.control.limits import ControlLimits
 from vcpo.control.signals import RunSignals
 
 BATCH = 16
@@ -25,7 +25,7 @@ def limits(*groups: tuple[str, int, int], **changes: object) -> ControlLimits:
         **changes,
     }
     bounds = tuple(
-        GroupLimits(name=name, min_replicas=least, max_replicas=most)
+        RolloutGroup(name=name, minReplicas=least, maxReplicas=most)
         for name, least, most in groups or (("main", 1, 8),)
     )
     return ControlLimits(**chosen, groups=bounds)
