@@ -62,11 +62,11 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Condition:
-    """One condition of a run."""
+    """One condition of a run as it is now, without its history."""
 
-    type: ConditionType
-    status: ConditionStatus
-    reason: Reason
+    type: str
+    status: str
+    reason: str
     message: str
     """One sentence for the user. It contains no measured number, so it changes only with the
     reason, and the operator need not write the status at every poll."""

@@ -28,6 +28,7 @@ from typing import Final
 
 from vcpo import judgement
 from vcpo.api import VCPORunSpec
+from vcpo.control.conditions import Condition
 from vcpo.control.decision import ControlDecision
 from vcpo.control.signals import RunSignals
 from vcpo_operator.decisions.conflicts import Conflict
@@ -54,16 +55,6 @@ _REASONS_FROM_LEARNER: Final = frozenset(
 """Reasons of `Ready` that only the learner can report."""
 CONTROL_CONDITIONS: Final = ("SignalsFresh", "EssHealthy", "LearnerFed", "Stable")
 """Conditions of the control loop; their reasons may change with every poll."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConditionState:
-    """A condition as it is now, without its history."""
-
-    type: str
-    status: str
-    reason: str
-    message: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +105,7 @@ class ConditionInputs:
     pending: str | None = None
 
 
-def condition_states(inputs: ConditionInputs) -> tuple[ConditionState, ...]:
+def condition_states(inputs: ConditionInputs) -> tuple[Condition, ...]:
     """Return every condition as it is now."""
     learner = _learner_condition(inputs)
     rollouts = _rollouts_condition(inputs)
@@ -132,18 +123,18 @@ def condition_states(inputs: ConditionInputs) -> tuple[ConditionState, ...]:
     )
 
 
-def invalid_spec_conditions(message: str) -> tuple[ConditionState, ...]:
+def invalid_spec_conditions(message: str) -> tuple[Condition, ...]:
     """Return the conditions of a run whose spec cannot be used; the others stay as they were."""
     return (_false("Accepted", "InvalidSpec", message), _false("Ready", "InvalidSpec", message))
 
 
-def retry_delayed_conditions(error: str) -> tuple[ConditionState, ...]:
+def retry_delayed_conditions(error: str) -> tuple[Condition, ...]:
     """Return the condition of a failed run that cannot start again yet; the others stay."""
     return (_false("Ready", "ApplyFailed", error),)
 
 
 def merge_conditions(
-    states: Iterable[ConditionState], before: RunStatus, *, generation: int, now_s: float
+    states: Iterable[Condition], before: RunStatus, *, generation: int, now_s: float
 ) -> tuple[StatusCondition, ...]:
     """Return the conditions with their history; those not in `states` stay as they were.
 
@@ -166,13 +157,13 @@ def merge_conditions(
     return tuple(by_type[kind] for kind in sorted(by_type))
 
 
-def _accepted_condition(inputs: ConditionInputs) -> ConditionState:
+def _accepted_condition(inputs: ConditionInputs) -> Condition:
     if inputs.refusal:
         return _false("Accepted", "InvalidSpec", inputs.refusal)
     return _true("Accepted", "Accepted", f"The spec is valid. {inputs.note}".rstrip())
 
 
-def _learner_condition(inputs: ConditionInputs) -> ConditionState:
+def _learner_condition(inputs: ConditionInputs) -> Condition:
     pods = inputs.observed.pods_of(Role.LEARNER)
     resting = _resting_condition("LearnerReady", inputs, pods)
     if resting is not None:
@@ -190,7 +181,7 @@ def _learner_condition(inputs: ConditionInputs) -> ConditionState:
     return _false("LearnerReady", "PodPending", _pending(inputs, pods))
 
 
-def _answering_learner(inputs: ConditionInputs) -> ConditionState:
+def _answering_learner(inputs: ConditionInputs) -> Condition:
     lost = inputs.signals.lost_changes if inputs.signals else 0
     known = inputs.before.condition("LearnerReady")
     if inputs.keeps_last_known_signals and known and known.reason == "LogDamaged":
@@ -225,7 +216,7 @@ def _pending(inputs: ConditionInputs, pods: list[ObservedPod]) -> str:
     return f"{len(ready)} of the learner's {wanted} pods are ready; waiting for {named}{more}."
 
 
-def _rollouts_condition(inputs: ConditionInputs) -> ConditionState:
+def _rollouts_condition(inputs: ConditionInputs) -> Condition:
     pods, groups = inputs.observed.pods_of(Role.ROLLOUT), inputs.spec.rollouts
     resting = _resting_condition("RolloutsReady", inputs, pods)
     if resting is not None:
@@ -251,7 +242,7 @@ def _rollouts_condition(inputs: ConditionInputs) -> ConditionState:
 
 def _resting_condition(
     kind: str, inputs: ConditionInputs, pods: list[ObservedPod]
-) -> ConditionState | None:
+) -> Condition | None:
     """Return the condition of pods that should not be there; None when they should."""
     if inputs.verdict.phase is LifecyclePhase.SUSPEND:
         return _false(kind, "Suspended", "The run is suspended.")
@@ -290,40 +281,31 @@ def _leaving_pod(inputs: ConditionInputs, role: Role) -> Cause | None:
     return next((pod.cause for pod in leaving if pod.cause is not None), None)
 
 
-def _control_conditions(inputs: ConditionInputs) -> tuple[ConditionState, ...]:
+def _control_conditions(inputs: ConditionInputs) -> tuple[Condition, ...]:
     if inputs.decision is None:
         message = "The control loop acts only while the run trains."
         return tuple(
-            ConditionState(type=kind, status="Unknown", reason="NotRunning", message=message)
+            Condition(type=kind, status="Unknown", reason="NotRunning", message=message)
             for kind in CONTROL_CONDITIONS
         )
-    states = tuple(
-        ConditionState(
-            type=each.type.value,
-            status=each.status.value,
-            reason=each.reason.value,
-            message=each.message,
-        )
-        for each in inputs.decision.conditions
-    )
-    first, *others = states  # `SignalsFresh`
+    first, *others = inputs.decision.conditions  # `SignalsFresh`
     pods = inputs.observed.pods_of(Role.LEARNER)
     known = inputs.before.condition("LearnerReady")
     ready_s = known.transition_s if known is not None and known.status == "True" else inputs.now_s
     is_ready = any(pod.index == 0 and pod.ready for pod in pods)
     is_starting = not is_ready or inputs.now_s - ready_s < _SETTLING_S
     if first.status == "True" or inputs.silence is None or is_starting:
-        return states
+        return inputs.decision.conditions
     cause = inputs.silence
     return _false(first.type, cause.reason, f"{first.message} {cause.message}."), *others
 
 
-def _collapsed_conditions(verdict: RunVerdict) -> tuple[ConditionState, ...]:
+def _collapsed_conditions(verdict: RunVerdict) -> tuple[Condition, ...]:
     is_collapsed = verdict.phase is LifecyclePhase.COMPLETE and verdict.reason == COLLAPSED
     return (_false("Stable", COLLAPSED, verdict.message),) if is_collapsed else ()
 
 
-def _revision_conditions(inputs: ConditionInputs) -> tuple[ConditionState, ...]:
+def _revision_conditions(inputs: ConditionInputs) -> tuple[Condition, ...]:
     """Return `UpToDate`; nothing, so that it stays as it was, if nothing was decided."""
     if inputs.verdict.has_ended:
         return (_true("UpToDate", "Ended", "The run has ended: no pod is to be replaced."),)
@@ -334,7 +316,7 @@ def _revision_conditions(inputs: ConditionInputs) -> tuple[ConditionState, ...]:
     return (_true("UpToDate", "Current", "The pods are as run and operator say now."),)
 
 
-def _suspended_condition(inputs: ConditionInputs) -> ConditionState:
+def _suspended_condition(inputs: ConditionInputs) -> Condition:
     if inputs.verdict.phase is not LifecyclePhase.SUSPEND:
         return _false("Suspended", "Active", "The run is not suspended.")
     if inputs.observed.pods:
@@ -343,7 +325,7 @@ def _suspended_condition(inputs: ConditionInputs) -> ConditionState:
     return _true("Suspended", "Suspended", message)
 
 
-def _ready_condition(inputs: ConditionInputs, parts: tuple[ConditionState, ...]) -> ConditionState:
+def _ready_condition(inputs: ConditionInputs, parts: tuple[Condition, ...]) -> Condition:
     """Return the summary. parts: Conditions that must hold while the run trains."""
     verdict = inputs.verdict
     if verdict.phase is LifecyclePhase.COMPLETE:
@@ -368,12 +350,12 @@ def _ready_condition(inputs: ConditionInputs, parts: tuple[ConditionState, ...])
     return _training(inputs)
 
 
-def _training(inputs: ConditionInputs) -> ConditionState:
+def _training(inputs: ConditionInputs) -> Condition:
     """Return `Ready` of a run whose parts are all ready and that has taken a step."""
     signals, policy = inputs.signals, inputs.spec.failure_policy
     known = inputs.before.condition("Ready")
     if inputs.keeps_last_known_signals and known and known.reason in _REASONS_FROM_LEARNER:
-        return ConditionState(
+        return Condition(
             type=known.type, status=known.status, reason=known.reason, message=known.message
         )
     if signals is not None and signals.failures_in_a_row >= policy.max_failures_in_a_row:
@@ -397,7 +379,7 @@ def _failing_generations(signals: RunSignals | None) -> str:
     return f" {signals.failures_in_a_row} generations in a row have failed{cause}"
 
 
-def _end_conditions(verdict: RunVerdict) -> tuple[ConditionState, ConditionState]:
+def _end_conditions(verdict: RunVerdict) -> tuple[Condition, Condition]:
     complete = _false("Complete", "NotFinished", "Not all steps are taken.")
     failed = _false("Failed", "NotFailed", "The run has not failed.")
     if verdict.phase is LifecyclePhase.COMPLETE:
@@ -407,9 +389,9 @@ def _end_conditions(verdict: RunVerdict) -> tuple[ConditionState, ConditionState
     return complete, failed
 
 
-def _true(kind: str, reason: str, message: str) -> ConditionState:
-    return ConditionState(type=kind, status="True", reason=reason, message=message)
+def _true(kind: str, reason: str, message: str) -> Condition:
+    return Condition(type=kind, status="True", reason=reason, message=message)
 
 
-def _false(kind: str, reason: str, message: str) -> ConditionState:
-    return ConditionState(type=kind, status="False", reason=reason, message=message)
+def _false(kind: str, reason: str, message: str) -> Condition:
+    return Condition(type=kind, status="False", reason=reason, message=message)

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from vcpo.api import VCPORunSpec
+from vcpo.control.conditions import Condition
 from vcpo.control.decision import ControlDecision, ControlState
 from vcpo.control.limits import SIGNALS_MAX_AGE_S
 from vcpo.control.run_limits import FailureStreak
@@ -18,7 +19,7 @@ from vcpo.control.signals import RunSignals
 from vcpo.judgement import Evidence, judgements
 from vcpo.service.lifecycle import RANK_LOST
 from vcpo_operator.decisions.autoscale import stored_state
-from vcpo_operator.decisions.conditions import CONTROL_CONDITIONS, ConditionState, merge_conditions
+from vcpo_operator.decisions.conditions import CONTROL_CONDITIONS, merge_conditions
 from vcpo_operator.decisions.lifecycle import RunVerdict
 from vcpo_operator.names import Role
 from vcpo_operator.observed.pod_causes import redact_and_shorten
@@ -155,7 +156,7 @@ def with_decision(
 
 
 def with_conditions(
-    status: RunStatus, states: tuple[ConditionState, ...], *, generation: int, now_s: float
+    status: RunStatus, states: tuple[Condition, ...], *, generation: int, now_s: float
 ) -> RunStatus:
     """Return the status with its conditions, judged against a generation of the spec."""
     conditions = merge_conditions(states, status, generation=generation, now_s=now_s)

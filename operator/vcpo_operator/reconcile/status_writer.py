@@ -6,6 +6,7 @@ import logging
 from dataclasses import dataclass
 from typing import Any
 
+from vcpo.control.conditions import Condition
 from vcpo.control.decision import ControlDecision
 from vcpo.metrics.hosted_runs import HostedRun, HostedRuns, Workers
 from vcpo_operator.cluster_api.client import ApiError
@@ -14,7 +15,6 @@ from vcpo_operator.decisions import status
 from vcpo_operator.decisions.autoscale import AutoscaleDecision
 from vcpo_operator.decisions.conditions import (
     ConditionInputs,
-    ConditionState,
     condition_states,
     decide_no_update,
 )
@@ -85,7 +85,7 @@ class StatusWriter:
         self,
         record: RunRecord,
         memory: RunMemory,
-        states: tuple[ConditionState, ...],
+        states: tuple[Condition, ...],
         *,
         generation: int,
         now_s: float,

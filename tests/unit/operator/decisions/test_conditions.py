@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from tests.fixtures.operator.runs import make_run, pod, signals
+from vcpo.control.conditions import Condition
 from vcpo.control.decision import ControlState, decide
 from vcpo.control.limits import ControlLimits
 from vcpo.control.signals import RunSignals, WorkerSignals
 from vcpo_operator.children import Kind
 from vcpo_operator.decisions.conditions import (
     ConditionInputs,
-    ConditionState,
     condition_states,
     decide_no_update,
     invalid_spec_conditions,
@@ -33,7 +33,7 @@ WORKER = pod("demo-rollout-main-x")
 
 def conditions_for(
     *pods: Any, phase: LifecyclePhase = LifecyclePhase.RUN, **changes: Any
-) -> dict[str, ConditionState]:
+) -> dict[str, Condition]:
     inputs = ConditionInputs(
         **{
             "spec": make_run(**changes.pop("spec", {})).spec,
@@ -47,7 +47,7 @@ def conditions_for(
     return {each.type: each for each in condition_states(inputs)}
 
 
-def brief(finding: ConditionState) -> tuple[str, str]:
+def brief(finding: Condition) -> tuple[str, str]:
     return finding.status, finding.reason
 
 
@@ -175,7 +175,7 @@ def test_what_is_missing_is_a_start_before_the_first_step_and_a_fault_after(
     assert ready.message.startswith("RolloutsReady (BelowMinimum)")
 
 
-def training(says: RunSignals, **changes: Any) -> ConditionState:
+def training(says: RunSignals, **changes: Any) -> Condition:
     """`Ready` of a run whose parts are all well."""
     limits = ControlLimits.of(make_run().spec)
     decision, _ = decide(limits, ControlState.start(limits, now_s=0.0), says, 1.0)
@@ -281,18 +281,18 @@ def test_a_refused_spec_leaves_the_other_conditions_alone():
 
 
 def test_the_transition_time_moves_with_the_status_only():
-    found = ConditionState(type="A", status="False", reason="X", message="m")
+    found = Condition(type="A", status="False", reason="X", message="m")
     first = merge_conditions([found], RunStatus(), generation=1, now_s=5.0)
-    again = ConditionState(type="A", status="False", reason="Y", message="n")
+    again = Condition(type="A", status="False", reason="Y", message="n")
     (same,) = merge_conditions([again], RunStatus(conditions=first), generation=2, now_s=9.0)
     assert (same.transition_s, same.reason, same.observed_generation) == (5.0, "Y", 2)
-    turned = ConditionState(type="A", status="True", reason="Z", message="n")
+    turned = Condition(type="A", status="True", reason="Z", message="n")
     (moved,) = merge_conditions([turned], RunStatus(conditions=first), generation=2, now_s=9.0)
     assert moved.transition_s == 9.0
 
 
 def test_a_message_fits_the_schema():
-    long = ConditionState(type="A", status="True", reason="X", message="m" * 5_000)
+    long = Condition(type="A", status="True", reason="X", message="m" * 5_000)
     (condition,) = merge_conditions([long], RunStatus(), generation=1, now_s=1.0)
     assert len(condition.message) == 1024
 
