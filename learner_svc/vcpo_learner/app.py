@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import gc
 import logging
-import os
 import time
 
 from vcpo.algo.health.mismatch_review import MismatchError
@@ -16,13 +15,11 @@ from vcpo.metrics import LearnerMetrics, serve_metrics
 from vcpo.metrics.learner import lag_edges
 from vcpo.service import logs
 from vcpo.service.lifecycle import (
-    Ready,
     StartError,
     on_parent_exit,
     on_stop_request,
     split_address,
     start_errors,
-    write_ready,
 )
 from vcpo.service.plugins import import_from_run_folder
 from vcpo.service.run_lock import LockHolder, run_lock
@@ -208,10 +205,8 @@ class _Learner:
                     health_address=options.health_listen,
                 )
             _LOGGER.info("serving on port %d, metrics on %d", port, endpoint.port)
-            if options.ready_file is not None:
-                ready = Ready(pid=os.getpid(), grpc_port=port, metrics_port=endpoint.port)
-                with start_errors():
-                    write_ready(options.ready_file, ready)
+            with start_errors():
+                options.report_ready(grpc_port=port, metrics_port=endpoint.port)
             weights = self.weight_server
             if weights is not None:
                 weights.start()

@@ -10,20 +10,13 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-import os
 import time
 
 from vcpo.api import VCPORun, load_run
 from vcpo.metrics import serve_metrics
 from vcpo.metrics.registry import PartRegistry
 from vcpo.service import logs
-from vcpo.service.lifecycle import (
-    Ready,
-    on_stop_request,
-    split_address,
-    start_errors,
-    write_ready,
-)
+from vcpo.service.lifecycle import on_stop_request, split_address, start_errors
 from vcpo.service.plugins import import_from_run_folder
 from vcpo.wire.access.roles import LEARNER_ROLES, keys_from_environment
 from vcpo.wire.access.tls import checked_folder
@@ -83,9 +76,7 @@ async def _follow(
                 certificates=certificates,
                 health_address=None if health is None else _own_port(health, environment),
             )
-            if options.ready_file is not None:
-                ready = Ready(pid=os.getpid(), grpc_port=grpc_port, metrics_port=endpoint.port)
-                write_ready(options.ready_file, ready)
+            options.report_ready(grpc_port=grpc_port, metrics_port=endpoint.port)
         if weight_server is not None:
             weight_server.start()
         store = PolicyStore(folder, incarnation=ranks.incarnation, clock=time.monotonic)

@@ -5,34 +5,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from vcpo.service.lifecycle import split_address
+from vcpo.service.lifecycle import ServiceOptions, split_address
 from vcpo.wire.access.roles import RoleKeys
 from vcpo_learner.weight_server.process import WeightServer
 from vcpo_learner.weights.store import VersionFolder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class Options(ServiceOptions):
     """The command line, see `python -m vcpo_learner --help`."""
 
-    run_file: Path
     run_dir: Path
-    listen: str
-    metrics_listen: str
     weights_listen: str | None
     """host:port of the process that sends weights; None: the host of `listen`, any free port."""
     weights_host: str
     """Host at which workers reach that process; empty: that at which they reach the learner."""
     resume: bool
-    drain_s: float
     linger_s: float
-    tls: Path | None
-    """Folder of the certificates; None if there is none."""
-    plain_text: bool
-    """Whether plain text may leave this machine."""
-    health_listen: str | None
-    ready_file: Path | None
-    exit_with_parent: bool
 
     def weight_server(
         self, folder: VersionFolder, *, keys: RoleKeys | None, number: int = 0

@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-import os
 import zlib
 from dataclasses import dataclass
-from pathlib import Path
 
 import grpc
 
@@ -17,12 +15,11 @@ from vcpo.api.workloads import OverlongPrompts, RolloutGroup
 from vcpo.metrics import MetricsServer, RolloutMetrics, serve_metrics
 from vcpo.service import logs
 from vcpo.service.lifecycle import (
-    Ready,
+    ServiceOptions,
     on_parent_exit,
     on_stop_request,
     split_address,
     start_errors,
-    write_ready,
 )
 from vcpo.service.model_files import local_model
 from vcpo.service.plugins import import_from_run_folder
@@ -52,21 +49,12 @@ _AUTHORITY_POLL_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class Options(ServiceOptions):
     """The options of the command line; see `python -m vcpo_rollout --help`."""
 
-    run_file: Path
     learner: str
     group: str
     worker_id: str
-    listen: str
-    metrics_listen: str
-    drain_s: float
-    tls: Path | None
-    plain_text: bool
-    health_listen: str | None
-    ready_file: Path | None
-    exit_with_parent: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,9 +228,7 @@ def _report_start(options: Options, worker: Worker, *, grpc_port: int, metrics_p
     on_stop_request(lambda _: worker.shut_down())
     if options.exit_with_parent:
         on_parent_exit(lambda _: worker.shut_down())
-    if options.ready_file is not None:
-        ready = Ready(pid=os.getpid(), grpc_port=grpc_port, metrics_port=metrics_port)
-        write_ready(options.ready_file, ready)
+    options.report_ready(grpc_port=grpc_port, metrics_port=metrics_port)
     _LOGGER.info("working as %s for %s", options.worker_id, options.learner)
 
 

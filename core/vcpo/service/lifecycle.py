@@ -132,6 +132,29 @@ def write_ready(path: Path, ready: Ready) -> None:
     partial.replace(path)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceOptions:
+    """The command line that learner and worker have in common."""
+
+    run_file: Path
+    listen: str
+    metrics_listen: str
+    drain_s: float
+    tls: Path | None
+    """Folder of the certificates; None if there is none."""
+    plain_text: bool
+    """Whether plain text may leave this machine."""
+    health_listen: str | None
+    ready_file: Path | None
+    exit_with_parent: bool
+
+    def report_ready(self, *, grpc_port: int, metrics_port: int) -> None:
+        """Write the ready file if the host asked for one."""
+        if self.ready_file is not None:
+            ready = Ready(pid=os.getpid(), grpc_port=grpc_port, metrics_port=metrics_port)
+            write_ready(self.ready_file, ready)
+
+
 def read_ready(path: Path) -> Ready | None:
     """Read a ready file; return None while it does not exist."""
     try:
