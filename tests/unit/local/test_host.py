@@ -8,12 +8,10 @@ import re
 import signal
 import time
 from collections.abc import AsyncIterator
-from dataclasses import replace
 
 import pytest
 
 from tests.fixtures.host import PATIENCE_S, ROOT, SERVE, HostFixture
-from tests.fixtures.records import STEP
 from vcpo.local.terminal.summary import Ending
 from vcpo.records.journal import EventRecord, Journal
 
@@ -56,14 +54,6 @@ async def test_a_learner_killed_while_it_starts_is_started_again(fixture):
     assert restarted.endswith("restart 1 of 3 without progress")
     fixture.tell("complete")
     assert (await fixture.outcome()).ending is Ending.COMPLETE
-
-
-async def test_workers_start_beside_a_learner_that_does_not_serve_yet(fixture):
-    fixture.tell("stall")
-    fixture.start()
-    await fixture.until(fixture.switch.with_suffix(".stalls").exists)
-    await fixture.until(lambda: fixture.host._fleet.workers["main"])
-    assert fixture.events("LearnerStarted") == []
 
 
 async def test_a_worker_that_cannot_start_ends_the_run_before_the_learner_serves(fixture):
@@ -231,19 +221,6 @@ async def test_what_the_learner_writes_down_is_shown(fixture):
         EventRecord(time_unix_s=1.0, source="learner", kind="Warning", message="batch: small")
     )
     await fixture.until(lambda: "Warning: batch: small" in fixture.view.events)
-
-
-async def test_a_run_that_never_updated_is_no_plain_success(fixture):
-    fixture.start()
-    await fixture.until_answered("learner")
-    for step in range(1, 4):
-        skipped = replace(STEP, step=step, skipped="no_gradient")
-        Journal(fixture.directory.path).step(skipped)
-    fixture.tell("complete")
-    outcome = await fixture.outcome()
-    assert outcome.ending is Ending.COMPLETE_WITHOUT_UPDATE
-    assert fixture.events("Complete") == [f"300 steps. {outcome.message}"]
-    assert "(3 of 3 were skipped)" in outcome.message
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

@@ -51,6 +51,14 @@ def test_a_run_that_goes_on_keeps_the_day_on_which_it_began(tmp_path):
     assert (again.start_date, again.spec.model.name) == (began, "models/other")
 
 
+def test_a_start_that_fails_takes_nothing_from_a_run_that_it_would_resume(tmp_path):
+    directory = RunDir(tmp_path / "r")
+    directory.create(run_of())
+    directory.remove_unused([tmp_path / "r"])
+    assert directory.has_run
+    assert directory.logs.is_dir()
+
+
 def test_a_created_directory_forgets_processes_of_an_earlier_host(tmp_path):
     directory = RunDir(tmp_path)
     directory.create(run_of())

@@ -119,20 +119,6 @@ def test_a_killed_child_is_reported_by_its_signal_alone(start):
     assert child.describe_failure() == f"{expected} (log: {child.log})"
 
 
-def test_a_child_started_again_adds_to_its_log(tmp_path):
-    for word in ("first", "second"):
-        child = start_child(
-            "child",
-            [sys.executable, "-c", f"print('{word}')"],
-            log=tmp_path / "log",
-            ready_file=tmp_path / "ready",
-            environment={},
-        )
-        child.process.wait(TIMEOUT_S)
-        child.close_stdin()
-    assert child.log.read_text() == "first\nsecond\n"
-
-
 def test_a_ready_file_of_an_earlier_process_is_ignored(start, tmp_path):
     write_ready(tmp_path / "child-0.json", Ready(pid=1, grpc_port=2, metrics_port=3))
     assert start(OBEDIENT).ready is None

@@ -17,13 +17,7 @@ from vcpo.local.processes.child import ChildProcess, Liveness, answers_health_ch
 from vcpo.local.processes.fleet import Fleet, RunFailedError
 from vcpo.local.processes.gpus import TooFewGpusError, find_gpus, gpu_bytes, plan_gpus
 from vcpo.local.processes.learner import LearnerEnd, LearnerProcess
-from vcpo.service.lifecycle import (
-    DRAINED,
-    GPU_MEMORY_VARIABLE,
-    Ready,
-    gpu_memory_ratio,
-    write_ready,
-)
+from vcpo.service.lifecycle import GPU_MEMORY_VARIABLE, Ready, gpu_memory_ratio, write_ready
 from vcpo.wire.access.roles import CallerRole
 from vcpo.wire.server import WireServer
 
@@ -51,12 +45,6 @@ def fail(learner, clock, monkeypatch):
 def test_a_learner_that_ends_with_the_run_completes_it(fail):
     end = fail(step=300, status=0)
     assert (end.is_complete, end.message) == (True, "")
-
-
-def test_a_learner_that_was_asked_to_leave_completes_nothing(fail):
-    end = fail(step=20, status=DRAINED)
-    assert not end.is_complete
-    assert end.message == ("it was stopped from outside this run; restart 1 of 2 without progress")
 
 
 def test_restarts_without_progress_end_the_run_with_the_cause(fail):
