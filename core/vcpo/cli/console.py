@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from vcpo.local.preflight import MissingPackagesError, check_installed
+from vcpo.local.preflight import missing_packages
 from vcpo.local.run_dir import RunDir
 from vcpo.local.terminal.run_view import printable
 
@@ -64,10 +64,8 @@ def require_run(run_dir: Path) -> None:
 
 def require_modules(modules: Sequence[str]) -> None:
     """Exit if a package that a command needs is not installed."""
-    try:
-        check_installed(modules)
-    except MissingPackagesError as error:
-        fail(str(error))
+    if told := missing_packages(modules):
+        fail(told)
 
 
 @contextlib.contextmanager

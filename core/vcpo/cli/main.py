@@ -64,16 +64,10 @@ Asynchronous RL post-training of language models that stays stable (VCPO).
 
 A run is one YAML file of kind `VCPORun`.
 
-* **vcpo init TASK** writes TASK.yaml with comments, its prompts, and a reward with its test
-* **vcpo validate run.yaml** checks a run file and lists every problem at once
-* **vcpo try run.yaml** lets the model answer a few prompts, and scores the answers; trains nothing
-* **vcpo run run.yaml** trains on this machine: it starts a learner and rollout workers
 * **vcpo run run.yaml --set algorithm.maxPolicyLagSteps=12 --steps 20** changes fields for a run
 * **vcpo run run.yaml --run-dir DIR --resume** resumes from the newest checkpoint
 * **vcpo samples RUN --worst** shows answers that a run was trained on, and their rewards
-* **vcpo events RUN** and **vcpo logs RUN** show what happened in one
-* **vcpo report RUN** writes RUN/report.html; **vcpo report RUN RUN** compares two
-* **vcpo export DIR** writes the model of a run's newest checkpoint, also after Ctrl-C
+* **vcpo report RUN RUN** compares two runs
 * **vcpo export DIR --to wandb** copies the records of a run to a tracking service
 
 Ctrl-C finishes the step, saves a checkpoint and stops the run, within `learner.drainSeconds`. A

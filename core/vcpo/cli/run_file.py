@@ -20,9 +20,8 @@ from vcpo.api import (
 from vcpo.cli.console import ERR, fail, tell
 from vcpo.local.preflight import (
     MachineFindings,
-    MissingPackagesError,
-    check_installed,
     inspect_machine,
+    missing_packages,
     with_local_paths,
 )
 
@@ -63,11 +62,7 @@ def refuse(
     files: Sequence[Path], problems: Iterable[FieldProblem], modules: Sequence[str] = ()
 ) -> None:
     """Exit with all problems of a run, and with the modules that are not installed."""
-    errors = []
-    try:
-        check_installed(modules)
-    except MissingPackagesError as error:
-        errors.append(str(error))
+    errors = [told] if (told := missing_packages(modules)) else []
     if problems := tuple(problems):
         errors.append(str(SpecError(" + ".join(map(str, files)), problems)))
     if errors:

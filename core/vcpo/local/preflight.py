@@ -45,17 +45,10 @@ class MachineFindings:
     facts: tuple[str, ...] = ()
 
 
-class MissingPackagesError(RuntimeError):
-    """Packages that a command needs are not installed."""
-
-
-def check_installed(modules: Sequence[str]) -> None:
-    """Check that modules can be imported."""
-    missing = [name for name in modules if importlib.util.find_spec(name) is None]
-    if missing:
-        raise MissingPackagesError(
-            f"not installed here: {', '.join(missing)}. Fix: pip install 'vcpo[local]'"
-        )
+def missing_packages(modules: Sequence[str]) -> str:
+    """Return which modules cannot be imported, with the fix; empty if all can."""
+    missing = ", ".join(name for name in modules if importlib.util.find_spec(name) is None)
+    return missing and f"not installed here: {missing}. Fix: pip install 'vcpo[local]'"
 
 
 def with_local_paths(run: VCPORun, run_file: Path) -> VCPORun:

@@ -108,11 +108,6 @@ class TestModels:
         (problem,) = map(str, model_problems(run_of("file:///nowhere/tiny")))
         assert "is not a directory (checked /nowhere/tiny)" in problem
 
-    def test_a_misspelled_directory_is_not_taken_for_a_name_of_the_hub(self, tmp_path):
-        write_model(tmp_path / "models" / "tiny")
-        (problem,) = of_model(run_of("models/tinny"), tmp_path)
-        assert f": is not a directory (checked {tmp_path}/models/tinny) (got 'models/ti" in problem
-
     def test_with_downloads_switched_off_a_model_must_be_in_the_cache(
         self, tmp_path, monkeypatch, hub_cache
     ):
