@@ -32,8 +32,8 @@ from vcpo.cli.init import init
 from vcpo.cli.run_file import Changes, RunFile, load_file, refuse, warn, watch_inspection
 from vcpo.cli.samples import samples, try_file
 from vcpo.local.host import LOOPBACK, Host, HostOptions
-from vcpo.local.models import hub_problems
-from vcpo.local.preflight import RUN_MODULES, found_lines, with_one_replica
+from vcpo.local.models import hub_problems, model_problems
+from vcpo.local.preflight import RUN_MODULES, found_lines, step_plan, with_one_replica
 from vcpo.local.processes.forks import fork_services
 from vcpo.local.processes.gpus import gpu_problems, local_gpu_use
 from vcpo.local.run_dir import RunDir, new_run_dir
@@ -161,15 +161,19 @@ def validate(files: RunFile, changes: Changes = None) -> None:
     """Check a run file: list every problem with its field, value and fix, and what was found."""
     loaded = load_file(files, changes)
     found = watch_inspection(loaded)
-    refuse(files, found.problems)
     uses = (local_gpu_use(loaded.spec), GpuUse.from_spec(loaded.spec))
+    plan = () if any(model_problems(loaded)) else tuple(step_plan(loaded, uses[0]))
+    if found.problems:
+        for line in plan:
+            say(line)
+    refuse(files, found.problems)
     slow = dict.fromkeys(each for use in uses for each in gpu_warnings(loaded.spec, use))
     in_cluster = (f"in a cluster: {each}" for each in missing_gpus(loaded.spec))
     warn(loaded, [*slow, *found.warnings, *in_cluster])
     for problem in gpu_problems(loaded):  # the file may be for another machine
         tell(f"warning: {problem}")
     say(f"{' + '.join(map(str, files))}: valid")
-    for line in (*found.facts, *found_lines(loaded, uses[0])):
+    for line in (*found.facts, *found_lines(loaded, uses[0]), *plan):
         say(line)
 
 

@@ -136,10 +136,11 @@ def num_parameters(folder: Path) -> int:
     return count
 
 
-def worker_bytes(spec: VCPORunSpec) -> int | None:
+def worker_bytes(spec: VCPORunSpec, parameters: int | None = None) -> int | None:
     """Return what the largest worker needs of a GPU, if all have vLLM; None if it is not known.
 
     Weights, keys and values of as many of the longest sequences as it runs, and `_VLLM_BYTES`.
+    parameters: of the model; None counts those of its files.
     """
     folder, most = model_folder(spec.model), 0
     if folder is None:
@@ -157,7 +158,7 @@ def worker_bytes(spec: VCPORunSpec) -> int | None:
             return None
         kept = numbers * group.max_model_len * group.max_concurrent_sequences
         size = 2 if group.number_format is Precision.BFLOAT16 else 4
-        most = max(most, size * (num_parameters(folder) + kept) + _VLLM_BYTES)
+        most = max(most, size * ((parameters or num_parameters(folder)) + kept) + _VLLM_BYTES)
     return most
 
 

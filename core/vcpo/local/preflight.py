@@ -27,12 +27,15 @@ from vcpo.tracking.services import sink_problems
 RUN_MODULES = ("torch", "transformers", "vcpo_learner", "vcpo_rollout")
 _ROLLOUT_PACKAGE = "vcpo_rollout"
 _ROLLOUT_TRIAL, _LEARNER_TRIAL = "vcpo_rollout.trial", "vcpo_learner.estimator.trial"
+_PLAN = "vcpo_learner.step_plan"
 _TENSORS = "torch"
 """Module that engines and losses import; an install without an extra does not have it."""
 _TRIAL_TIMEOUT_S = 120.0
 _GIB = 1 << 30
 _LEARNER_BYTES = 16
 """Of each trained parameter: the weight, its gradient and two means of AdamW, in float32."""
+_FOR_GPUS = 500_000_000
+"""Parameters from which on a step is planned for GPUs, also where none is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,10 +139,9 @@ def _trials(run: VCPORun, *, tries_model: bool) -> Iterator[MachineFindings]:
     """Yield the errors that a worker or learner would report of what is the user's own."""
     model, algorithm = run.spec.model, run.spec.algorithm
     if tries_model and (folder := model_folder(model)) is not None:
-        here = model.model_copy(update={"name": str(folder), "revision": None})
-        moved = run.model_copy(update={"spec": run.spec.model_copy(update={"model": here})})
-        command, field = (_ROLLOUT_TRIAL, "--model"), "spec.model.name"
-        yield _try(moved, *command, needs="safetensors", field=field, name=model.name)
+        here, field = _with_folder(run, folder), "spec.model.name"
+        command = (_ROLLOUT_TRIAL, "--model")
+        yield _try(here, *command, needs="safetensors", field=field, name=model.name)
     command, field = (_ROLLOUT_TRIAL, "--environment"), "spec.environment.name"
     name = run.spec.environment.name
     yield _try(run, *command, needs=_ROLLOUT_PACKAGE, field=field, name=name)
@@ -155,6 +157,29 @@ def _trials(run: VCPORun, *, tries_model: bool) -> Iterator[MachineFindings]:
             field = f"spec.algorithm.{function}"
             yield _try(run, _LEARNER_TRIAL, needs=_TENSORS, field=field, name=path)
             break
+
+
+def _with_folder(run: VCPORun, folder: Path) -> VCPORun:
+    model = run.spec.model.model_copy(update={"name": str(folder), "revision": None})
+    return run.model_copy(update={"spec": run.spec.model_copy(update={"model": model})})
+
+
+def step_plan(run: VCPORun, use: GpuUse) -> Iterator[str]:
+    """Yield what a step takes of GPUs, if any is here or the model needs one; or why nobody knows.
+
+    It takes some seconds, in a process of its own.
+    """
+    if (folder := model_folder(run.spec.model)) is None:
+        needs = "tokens of a micro-step, memory and seconds of a step need the model's config.json"
+        yield f"plan      unknown: {needs}; a folder with that file alone will do"
+    elif use.learner or not 0 < num_parameters(folder) < _FOR_GPUS:
+        given = GpuUse.of_machine(run.spec, has_gpus=True, has_vllm=use.has_vllm or not use.learner)
+        here = _with_folder(run, folder)
+        here = here.model_copy(update={"spec": with_gpu_defaults(here.spec, given)})
+        found = _try(here, _PLAN, needs=_TENSORS, field="spec.learner", name=_PLAN)
+        yield from found.facts
+        for each in found.problems:
+            yield f"plan      none: {each.path}: {each.message}"
 
 
 def _try(run: VCPORun, *command: str, needs: str, field: str, name: str) -> MachineFindings:

@@ -8,6 +8,7 @@ log, and begins with the field.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import torch
@@ -30,17 +31,17 @@ _SQUARED_NORMS = ((0.5, 2.0, 1.0), (1.0, 0.0))
 _CALLS = 2
 
 
-def main() -> int:
-    """Read a run from standard input, try its functions, and return the exit status."""
+def main(look: Callable[[VCPORunSpec], Iterable[str] | None]) -> int:
+    """Read a run from standard input, write the lines found of it, and return the exit status."""
     try:
         with start_errors():
             run = parse_run(sys.stdin.read(), source="standard input")
             import_from_run_folder(run)
-        require_own_functions(run.spec)
+        found = look(run.spec)
+        sys.stdout.write("\n".join([*(found or ()), TRIED]))
     except StartError as error:
         record_end(str(error))
         return CANNOT_START
-    sys.stdout.write(TRIED)
     return 0
 
 
@@ -123,4 +124,4 @@ def _differs(field: str, path: str) -> StartError:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(require_own_functions))

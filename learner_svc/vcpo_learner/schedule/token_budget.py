@@ -144,6 +144,21 @@ class MemoryUse:
     is_one_group: bool = False
     """Whether all trajectories of a batch share a baseline, and one sum."""
 
+    @classmethod
+    def of(cls, spec: VCPORunSpec, *, num_shards: int, measures_norms: bool) -> Self:
+        """Return how a run uses memory that keeps its activations."""
+        config = spec.algorithm.loss_config
+        return cls(
+            activation_bytes=2 if spec.learner.number_format is Precision.BFLOAT16 else 4,
+            checkpoints_layers=False,
+            num_shards=num_shards,
+            published_bytes=2 if spec.published_precision is Precision.BFLOAT16 else 4,
+            has_reference=config.kl_penalty is KLPenalty.REFERENCE,
+            least_moment_bytes=4 if spec.optimizer.name is OptimizerName.MUON else 8,
+            measures_norms=measures_norms,
+            is_one_group=config.baseline_scope is BaselineScope.BATCH,
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryBudget:
@@ -257,17 +272,7 @@ def budget_on_ranks(
     free, size = free_bytes(ranks.device), ModelSize.of(model)
     if free is None or size is None:
         return None
-    config = spec.algorithm.loss_config
-    use = MemoryUse(
-        activation_bytes=2 if spec.learner.number_format is Precision.BFLOAT16 else 4,
-        checkpoints_layers=False,
-        num_shards=ranks.num_shards,
-        published_bytes=2 if spec.published_precision is Precision.BFLOAT16 else 4,
-        has_reference=config.kl_penalty is KLPenalty.REFERENCE,
-        least_moment_bytes=4 if spec.optimizer.name is OptimizerName.MUON else 8,
-        measures_norms=measures_norms,
-        is_one_group=config.baseline_scope is BaselineScope.BATCH,
-    )
+    use = MemoryUse.of(spec, num_shards=ranks.num_shards, measures_norms=measures_norms)
     free = ranks.least(free)  # all ranks refuse, or none: one alone would leave the others waiting
     check_room(free, size, use)
     longest = spec.context_tokens or spec.sampling.max_new_tokens

@@ -18,7 +18,7 @@ from typer.testing import CliRunner, Result
 
 import vcpo as package
 from tests.fixtures.disk_limits import files_of_at_most
-from tests.fixtures.models import write_model
+from tests.fixtures.models import QWEN_1_5B, write_model
 from tests.fixtures.records import STEP
 from vcpo.api import GpuUse, json_schema, load_run
 from vcpo.cli.main import app
@@ -93,6 +93,15 @@ class TestValidate:
             "memory    0.21 M parameters; at most learner 0.0031 GiB, each worker 0.00078 GiB",
         ):
             assert f"\n{line}" in found
+
+    def test_a_model_with_its_config_alone_is_refused_after_the_plan_of_a_step(
+        self, tmp_path, monkeypatch
+    ):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+        (tmp_path / "config.json").write_text(json.dumps(QWEN_1_5B))
+        asked = vcpo("validate", "examples/qwen_one_gpu.yaml", f"--set=model.name={tmp_path}")
+        assert re.search(r"^tokens +31,390 in .*\nseconds +7\.24 for 128 ", asked.stdout, re.M)
+        assert (asked.exit_code, "has no model.safetensors" in asked.stderr) == (USER_ERROR, True)
 
     def test_rows_are_counted(self, run_file, tmp_path):
         rows = "".join(f'{{"prompt": "{n} + 1 =", "answer": "{n + 1}"}}\n' for n in range(50))

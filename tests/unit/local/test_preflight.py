@@ -11,7 +11,7 @@ from typing import ClassVar
 import pytest
 
 from tests.fixtures.models import write_model
-from vcpo.api import VCPORun, parse_run, run_to_yaml
+from vcpo.api import GpuUse, VCPORun, parse_run, run_to_yaml
 from vcpo.api.run import RUN_FOLDER_ANNOTATION
 from vcpo.local import preflight
 from vcpo.local.models import context_tokens, hub_problems, model_problems, worker_bytes
@@ -19,6 +19,7 @@ from vcpo.local.preflight import (
     MachineFindings,
     inspect_machine,
     machine_warnings,
+    step_plan,
     with_local_paths,
     with_one_replica,
 )
@@ -360,15 +361,20 @@ def test_a_hub_is_not_asked_for_a_model_that_is_here(monkeypatch, tmp_path):
     assert not list(hub_problems(run_of(str(tmp_path / "model"))))
 
 
-def test_a_worker_of_vllm_needs_its_weights_and_the_keys_of_its_longest_sequences(tmp_path):
+def test_what_a_worker_of_vllm_needs_is_known_of_its_longest_sequences_and_its_model(tmp_path):
     sizes = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4}
-    config = json.dumps({"text_config": {**sizes, "num_key_value_heads": 1}})
-    (tmp_path / "config.json").write_text(config)
-    header = json.dumps({"a": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}}).encode()
-    (tmp_path / "a.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    write_model(tmp_path / "m", {"text_config": {**sizes, "num_key_value_heads": 1}})
     group = "name: main, engine: vllm, precision: bfloat16, maxConcurrentSequences: 8"
-    spec = run_of(str(tmp_path), rollouts=f"[{{{group}, maxModelLen: 100}}]").spec
-    # By hand: 6 parameters; 800 tokens of 2 layers, keys and values of a head of 16; 3 GiB besides.
-    assert worker_bytes(spec) == 2 * (6 + 800 * 2 * 2 * 16) + 3 * 2**30
-    assert worker_bytes(run_of(str(tmp_path), rollouts=f"[{{{group}}}]").spec) is None
+    spec = run_of(str(tmp_path / "m"), rollouts=f"[{{{group}, maxModelLen: 100}}]").spec
+    # By hand: 2 parameters; 800 tokens of 2 layers, keys and values of a head of 16; 3 GiB besides.
+    assert worker_bytes(spec) == 2 * (2 + 800 * 2 * 2 * 16) + 3 * 2**30
+    assert worker_bytes(run_of(str(tmp_path / "m"), rollouts=f"[{{{group}}}]").spec) is None
     assert worker_bytes(run_of("no/model").spec) is None
+
+
+def test_a_plan_needs_the_config_of_a_model_and_a_small_one_on_a_cpu_has_none(tmp_path):
+    use = GpuUse(learner=False, groups=frozenset(), has_vllm=False)
+    (line,) = step_plan(run_of("no/model"), use)
+    assert re.search("memory and seconds of a step need the model's config.json; a folder", line)
+    write_model(tmp_path / "m")
+    assert not list(step_plan(run_of(str(tmp_path / "m")), use))

@@ -180,6 +180,11 @@ def gpu_bytes(gpu: str) -> int | None:
     return int(answer[0]) << 20 if answer and answer[0].isdecimal() else None
 
 
+def gpu_name(gpu: str) -> str:
+    """Return what a GPU is called, such as `NVIDIA H200`; empty if the driver does not say."""
+    return " ".join(_ask_driver("--query-gpu=name", f"--id={gpu}"))
+
+
 def _ask_driver(*query: str) -> list[str]:
     command = shutil.which("nvidia-smi")
     if command is None:
