@@ -22,11 +22,11 @@ from transformers.utils.logging import disable_progress_bar
 from research.cells.cell import Cell
 from research.cells.records import DIGITS, CellRecord, EvaluationRow, StepColumns
 from research.cells.sampling import CPU, Sampler, TaskPrompt, relay
-from research.cells.versions import Versions, drawn_ages
+from research.cells.versions import Versions, drawn_ages, policy_tensors
 from research.regions import SurprisalRegion
 from vcpo.algo.ess.trust_region import TrustRegion
 from vcpo.wire.trajectory import Trajectory
-from vcpo_learner.model.loading import hold_base_short, load_policy, pad_token_id, policy_tensors
+from vcpo_learner.model.loading import hold_base_short, load_policy, pad_token_id
 from vcpo_learner.update.batch_decision import mean_surprisal
 from vcpo_learner.update.policy_update import PolicyUpdate
 from vcpo_learner.update.result import UpdateResult

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from random import Random
 
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from research.study import Ages
+from vcpo_learner.policy_state import policy_state
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -53,3 +55,11 @@ def drawn_ages(ages: Ages | None, lag: int, *, seed: int, step: int, num_groups:
     num_draws = 1 if ages.drawn_for == "batch" else num_groups
     drawn = [round(lag * random.choice(ages.shares)) for _ in range(num_draws)]
     return drawn if num_draws == num_groups else drawn * num_groups
+
+
+def policy_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
+    """Return copies of the state of a model of one rank on the CPU."""
+    return {
+        name: each.detach().to("cpu", copy=True).contiguous()
+        for name, each in policy_state(model).items()
+    }

@@ -7,14 +7,14 @@ import torch
 from transformers import AutoTokenizer
 
 from research.cells.sampling import Sampler
-from research.cells.versions import Version
+from research.cells.versions import Version, policy_tensors
 from tests.fixtures.families import ORIGINAL, family
 from vcpo.algo.health.mismatch_review import MISMATCH_LIMITS_NATS, MismatchClass
 from vcpo.algo.rollout_noise import NoiseSchedule
 from vcpo.api import load_run
 from vcpo.api.workloads import Precision, Quantization, RolloutNoise
 from vcpo.wire.trajectory import FinishReason
-from vcpo_learner.model.loading import load_policy, pad_token_id, policy_tensors
+from vcpo_learner.model.loading import load_policy, pad_token_id
 from vcpo_learner.update.policy_update import PolicyUpdate
 from vcpo_rollout.engines.engine import GenerationRequest
 from vcpo_rollout.engines.hf.decoding import DecodeBatch, PartialSequence

@@ -27,7 +27,6 @@ from vcpo.service.lifecycle import StartError
 from vcpo.service.model_config import config_problem, load_problem, shape_problem
 from vcpo.service.rotary_table import fix_rotary_table
 from vcpo.service.vocabulary import keep_vocabulary
-from vcpo_learner.policy_state import policy_state, trainable_parameters
 
 _LOGGER = logging.getLogger(__name__)
 _MAX_SHOWN = 5
@@ -219,14 +218,3 @@ def pad_token_id(tokenizer: PreTrainedTokenizerBase) -> int:
         if isinstance(token_id, int):
             return token_id
     return 0
-
-
-def policy_tensors(
-    model: PreTrainedModel, dtype: torch.dtype = torch.float32
-) -> dict[str, torch.Tensor]:
-    """Return copies of the state of a model of one rank on the CPU; parameters are of `dtype`."""
-    types = dict.fromkeys(trainable_parameters(model), dtype)
-    return {
-        name: each.detach().to("cpu", types.get(name, each.dtype), copy=True).contiguous()
-        for name, each in policy_state(model).items()
-    }

@@ -11,10 +11,10 @@ import pytest
 from research.cells.cell import Cell
 from research.cells.experiment import run_cell
 from research.cells.sampling import Sampler
-from research.cells.versions import Version
+from research.cells.versions import Version, policy_tensors
 from tests.unit.research.echo import REPLY, EchoConversation
 from vcpo.api import VCPORunSpec
-from vcpo_learner.model.loading import load_policy, pad_token_id, policy_tensors
+from vcpo_learner.model.loading import load_policy, pad_token_id
 from vcpo_rollout.environments import Split, make_environment
 from vcpo_rollout.generation.environment_pool import EnvironmentFailedError
 

@@ -12,12 +12,11 @@ import torch
 
 from research.cells.cell import Cell
 from research.cells.experiment import Experiment, run_cell
-from research.cells.versions import drawn_ages
+from research.cells.versions import drawn_ages, policy_tensors
 from research.study import Ages
 from tests.unit.research.echo import Echo
 from vcpo.api import VCPORunSpec
 from vcpo.api.workloads import Precision, RolloutNoise
-from vcpo_learner.model.loading import policy_tensors
 
 TINY = str(Path(__file__).resolve().parents[4] / "examples" / "models" / "tiny")
 SPEC = VCPORunSpec.model_validate(
