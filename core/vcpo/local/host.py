@@ -23,7 +23,7 @@ from vcpo.control.limits import ChangeKind, ControlLimits
 from vcpo.control.run_limits import RunTimes, exceeded_deadline, startup_deadline_s
 from vcpo.control.signals import RunSignals
 from vcpo.learner_control import SIGNALS_TIMEOUT_S, LearnerControl, call_failure
-from vcpo.local.processes.child import Liveness, answers_health_check
+from vcpo.local.processes.child import Liveness, answers_health_check, wait_for_exit
 from vcpo.local.processes.fleet import LEARNER_MODULE, Fleet, LostWorker, RunFailedError
 from vcpo.local.processes.forks import ForkedProcess
 from vcpo.local.processes.gpus import find_gpus
@@ -361,7 +361,7 @@ class Host:
         except grpc.aio.AioRpcError:
             leader.terminate()  # a signal asks the same of it
         while (waited_s := self._clock() - started_s) < limit_s:
-            if await self._fleet.wait_for_learner(self._spec.control.poll_seconds):
+            if not await wait_for_exit(self._fleet.learner_ranks, self._spec.control.poll_seconds):
                 break
             await self._poll()
             self._show_events()

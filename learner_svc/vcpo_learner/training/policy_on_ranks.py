@@ -40,7 +40,9 @@ class PolicyOnRanks:
         """
         require_ranks(spec.learner, environment)
         _set_threads(spec.learner, environment)
-        ranks = join_ranks(environment, spec.learner, _device_type())
+        ranks = join_ranks(
+            environment, spec.learner, "cuda" if torch.cuda.is_available() else "cpu"
+        )
         if ranks.device.type == "cuda" and (ratio := gpu_memory_ratio()) is not None:
             torch.cuda.set_per_process_memory_fraction(ratio, ranks.device)
         torch.manual_seed(spec.seed)
@@ -102,7 +104,3 @@ def _set_threads(learner: Learner, environment: RankEnvironment) -> None:
     elif environment.size > 1:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
         torch.set_num_threads(max(1, (cores or 1) // learner.ranks_per_replica))
-
-
-def _device_type() -> str:
-    return "cuda" if torch.cuda.is_available() else "cpu"

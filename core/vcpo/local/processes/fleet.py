@@ -12,7 +12,7 @@ from typing import Final
 from vcpo.api import VCPORun
 from vcpo.control.run_limits import MAX_WORKER_FAILURES, FailureStreak
 from vcpo.local.models import worker_bytes
-from vcpo.local.processes.child import ChildProcess, start_child, stop_children, wait_for_exit
+from vcpo.local.processes.child import ChildProcess, start_child, stop_children
 from vcpo.local.processes.forks import ForkedProcess, can_fork
 from vcpo.local.processes.gpus import GpuShare, gpu_bytes, plan_gpus
 from vcpo.local.processes.ranks import free_port, rank_name, rank_variables
@@ -196,9 +196,6 @@ class Fleet:
         await stop_children(self.children, grace_s)
         for fork in self.forks:
             fork.stdin.close()
-
-    async def wait_for_learner(self, timeout_s: float) -> bool:
-        return not await wait_for_exit(self.learner_ranks, timeout_s)
 
     def kill(self) -> None:
         for child in self.children:
