@@ -43,8 +43,7 @@ from vcpo.wire.deltas import apply_deltas, elements_of
 from vcpo.wire.v1.policy_pb2 import PolicyManifest
 from vcpo.wire.weights import delta_name, verify
 from vcpo_learner.model.published_state import PublishedState
-from vcpo_learner.ranks.environment import RankEnvironment
-from vcpo_learner.ranks.ranks import Ranks, join_ranks
+from vcpo_learner.ranks.ranks import RankEnvironment, Ranks, join_ranks
 from vcpo_learner.ranks.sharding import local_part, place_model, whole
 from vcpo_learner.weights.store import PolicyStore, VersionFolder
 from vcpo_rollout.engines.loading_weights import tensors_of

@@ -57,8 +57,7 @@ from vcpo.wire.trajectory import Trajectory, VersionSpan
 from vcpo.wire.v1 import control_pb2, control_pb2_grpc, policy_pb2_grpc, work_pb2, work_pb2_grpc
 from vcpo.wire.weights import delta_name, full_set_name
 from vcpo_learner.ledger.redo_log import RedoLog
-from vcpo_learner.services.control import ControlService
-from vcpo_learner.services.work import PolicyService
+from vcpo_learner.services.work import ControlService, PolicyService
 from vcpo_learner.telemetry.signals import SignalWindow
 from vcpo_learner.weights.store import PolicyStore, VersionFolder
 from vcpo_rollout.gauges import RolloutGauges

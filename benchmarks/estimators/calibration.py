@@ -39,7 +39,7 @@ from torch import Tensor
 from benchmarks.harness.arguments import parser_of
 from benchmarks.harness.made import trajectory
 from vcpo.algo.ess.calibration import MismatchCalibration
-from vcpo.algo.ess.moments import WeightMoments
+from vcpo.algo.ess.importance_weights import WeightMoments
 from vcpo.algo.ess.unit import READABLE_NATS, EssKind, EssUnit, ess_reading, ess_unit
 from vcpo.algo.ess.verdict import judge_step
 from vcpo.algo.methods import Method

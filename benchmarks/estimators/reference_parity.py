@@ -22,7 +22,7 @@ import torch
 from benchmarks.harness.arguments import parser_of
 from vcpo.algo.baseline import optimal_baseline
 from vcpo.algo.ess.importance_weights import ess_ratio
-from vcpo.algo.ess.learning_rate import learning_rate_scale
+from vcpo.algo.ess.verdict import learning_rate_scale
 from vcpo.torch import truncated_weights
 
 MAX_REL_ERROR = 1e-5

@@ -22,8 +22,7 @@ from vcpo.local.processes.ranks import free_port
 from vcpo.wire.trajectory import Trajectory
 from vcpo_learner.model.loading import pad_token_id
 from vcpo_learner.model.skeleton import load_on_ranks
-from vcpo_learner.ranks.environment import RankEnvironment
-from vcpo_learner.ranks.ranks import join_ranks
+from vcpo_learner.ranks.ranks import RankEnvironment, join_ranks
 from vcpo_learner.ranks.sharding import whole
 from vcpo_learner.update.micro_batches import MicroBatchRunner
 from vcpo_learner.update.policy_update import PolicyUpdate

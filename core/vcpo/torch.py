@@ -18,12 +18,10 @@ from pydantic import TypeAdapter
 from vcpo.algo.advantage import BaselineScope, batch_advantages
 from vcpo.algo.baseline import Baseline
 from vcpo.algo.coverage import policy_coverage
-from vcpo.algo.ess.importance_weights import ess_ratio
-from vcpo.algo.ess.learning_rate import LearningRateRule
-from vcpo.algo.ess.moments import WeightMoments
+from vcpo.algo.ess.importance_weights import WeightMoments, ess_ratio
 from vcpo.algo.ess.trust_region import TrustRegion, horizon_of_lag
 from vcpo.algo.ess.unit import EssKind, EssUnit, ess_reading
-from vcpo.algo.ess.verdict import StepLimits, judge_step
+from vcpo.algo.ess.verdict import LearningRateRule, StepLimits, judge_step
 from vcpo.algo.methods import LOSS_CONFIGS, Method
 
 if TYPE_CHECKING:

@@ -39,9 +39,8 @@ from vcpo_learner.ledger.workers import TooManyFailuresError, WorkerRegistry
 from vcpo_learner.model.published_state import PublishedState
 from vcpo_learner.options import Options
 from vcpo_learner.prompts.source import prompt_source
-from vcpo_learner.ranks.environment import RankEnvironment
-from vcpo_learner.services.control import ControlService
-from vcpo_learner.services.work import PolicyService, ResponseBounds, WorkService
+from vcpo_learner.ranks.ranks import RankEnvironment
+from vcpo_learner.services.work import ControlService, PolicyService, ResponseBounds, WorkService
 from vcpo_learner.telemetry.gauges import LearnerGauges
 from vcpo_learner.telemetry.signals import SignalWindow
 from vcpo_learner.telemetry.step_log import RunRecords

@@ -11,11 +11,11 @@ from pathlib import Path
 from transformers.utils.logging import disable_progress_bar
 
 from vcpo.service import logs
-from vcpo.service.gpu_driver import check_driver
 from vcpo.service.lifecycle import (
     RANK_LOST,
     StartError,
     add_service_options,
+    check_driver,
     report_start_error,
     start_errors,
     wake_at_parent_exit,
@@ -26,8 +26,7 @@ from vcpo_learner.app import run_learner
 from vcpo_learner.device import let_segments_grow
 from vcpo_learner.follower import run_follower
 from vcpo_learner.options import Options
-from vcpo_learner.ranks.environment import RankEnvironment
-from vcpo_learner.ranks.ranks import LostRankError
+from vcpo_learner.ranks.ranks import LostRankError, RankEnvironment
 
 
 def main() -> int:

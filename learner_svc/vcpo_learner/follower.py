@@ -23,7 +23,7 @@ from vcpo.wire.access.tls import checked_folder
 from vcpo.wire.server import WireServer
 from vcpo_learner.model.published_state import PublishedState
 from vcpo_learner.options import Options
-from vcpo_learner.ranks.environment import RankEnvironment
+from vcpo_learner.ranks.ranks import RankEnvironment
 from vcpo_learner.training.policy_on_ranks import PolicyOnRanks
 from vcpo_learner.training.publication import ShardPublication
 from vcpo_learner.weights.store import PolicyStore, VersionFolder

@@ -11,11 +11,11 @@ from pathlib import Path
 import grpc
 
 from vcpo.service import logs
-from vcpo.service.gpu_driver import check_driver
 from vcpo.service.lifecycle import (
     SET_ASIDE,
     StartError,
     add_service_options,
+    check_driver,
     report_start_error,
     start_errors,
     wake_at_parent_exit,

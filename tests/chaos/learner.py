@@ -28,8 +28,7 @@ from vcpo_learner.command import main
 from vcpo_learner.ledger import redo_log
 from vcpo_learner.ledger.ledger import TrajectoryLedger
 from vcpo_learner.training.policy_on_ranks import PolicyOnRanks
-from vcpo_learner.training.recovery import Recovery
-from vcpo_learner.training.rollback import Rollback
+from vcpo_learner.training.recovery import Recovery, Rollback
 from vcpo_learner.update.policy_update import PolicyUpdate
 from vcpo_learner.update.run_health import RunHealth
 from vcpo_learner.weights.store import PolicyStore

@@ -33,7 +33,7 @@ from vcpo.wire.trajectory import Trajectory, trajectory_from_message
 from vcpo.wire.versions import step_of
 from vcpo_learner.checkpoints.folder import Checkpoint, CheckpointFolder
 from vcpo_learner.checkpoints.manifest import CheckpointError
-from vcpo_learner.ranks.environment import RankEnvironment
+from vcpo_learner.ranks.ranks import RankEnvironment
 from vcpo_learner.training.policy_on_ranks import PolicyOnRanks
 
 TOLERANCE: Final = 0.1

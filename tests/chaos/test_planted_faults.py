@@ -42,9 +42,9 @@ from vcpo.wire.v1 import ledger_pb2
 from vcpo_learner.checkpoints.folder import CheckpointFolder, state_bytes
 from vcpo_learner.ledger.ledger import TrajectoryLedger
 from vcpo_learner.optimizer.policy_optimizer import PolicyOptimizer
-from vcpo_learner.ranks.environment import RankEnvironment
+from vcpo_learner.ranks.ranks import RankEnvironment
 from vcpo_learner.training.policy_on_ranks import PolicyOnRanks
-from vcpo_learner.training.rollback import Rollback
+from vcpo_learner.training.recovery import Rollback
 from vcpo_learner.update.policy_update import PolicyUpdate
 
 TERMS = Terms(max_policy_lag_steps=4, prompts_per_step=2, group_size=2, lease_timeout_s=TIMEOUT_S)

@@ -9,7 +9,7 @@ from vcpo.wire.access.tls import Trust
 from vcpo.wire.phase import RunPhase
 from vcpo_operator.decisions.plan import Drain, ReleaseLeases, Throttle
 from vcpo_operator.names import RunKey
-from vcpo_operator.observed.access import LearnerAccess
+from vcpo_operator.observed.parse import LearnerAccess
 from vcpo_operator.signals.client import LearnerConnections
 
 

@@ -10,7 +10,6 @@ from research.cells.sampling import Sampler
 from research.cells.versions import Version, policy_tensors
 from tests.fixtures.families import ORIGINAL, family
 from vcpo.algo.health.mismatch_review import MISMATCH_LIMITS_NATS, MismatchClass
-from vcpo.algo.rollout_noise import NoiseSchedule
 from vcpo.api import load_run
 from vcpo.api.workloads import Precision, Quantization, RolloutNoise
 from vcpo.wire.trajectory import FinishReason
@@ -20,7 +19,7 @@ from vcpo_rollout.engines.engine import GenerationRequest
 from vcpo_rollout.engines.hf.decoding import DecodeBatch, PartialSequence
 from vcpo_rollout.engines.loading import load_model_skeleton
 from vcpo_rollout.environments import Split, make_environment
-from vcpo_rollout.weights.postprocess import QuantizationAndNoise
+from vcpo_rollout.weights.postprocess import NoiseSchedule, QuantizationAndNoise
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 TINY = str(EXAMPLES / "models" / "tiny")

@@ -34,7 +34,7 @@ from typing import Final
 from vcpo.algo.advantage import BASELINES, BaselineScope, numbers_wanted
 from vcpo.algo.baseline import Baseline
 from vcpo.algo.ess.importance_weights import LARGEST_LOG_RATIO
-from vcpo.algo.ess.learning_rate import LearningRateRule
+from vcpo.algo.ess.verdict import LearningRateRule
 
 
 class Method(StrEnum):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from vcpo.algo.baseline import Baseline
-from vcpo.algo.ess.learning_rate import LearningRateRule
+from vcpo.algo.ess.verdict import LearningRateRule
 from vcpo.algo.methods import Clipping, GroupFilter, KLPenalty, LossConfig, Weight
 from vcpo.api.algorithm import Algorithm, Batch
 from vcpo.api.workloads import EngineName, Model, Precision, RolloutGroup

@@ -13,10 +13,9 @@ from pydantic_core import InitErrorDetails
 
 from vcpo.algo.advantage import BATCH_BASELINES, BaselineScope
 from vcpo.algo.baseline import Baseline
-from vcpo.algo.ess.learning_rate import LearningRateRule
 from vcpo.algo.ess.trust_region import TARGET_ESS_RATIO, TrustRegion, horizon_of_lag
 from vcpo.algo.ess.unit import EssKind
-from vcpo.algo.ess.verdict import StepLimits
+from vcpo.algo.ess.verdict import LearningRateRule, StepLimits
 from vcpo.algo.methods import LOSS_CONFIGS, SETTINGS, Aggregation, KLPenalty, LossConfig, Method
 from vcpo.api.fields import (
     Ratio,

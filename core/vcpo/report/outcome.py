@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
-from vcpo.algo.ess.learning_rate import LearningRateRule
+from vcpo.algo.ess.verdict import LearningRateRule
 from vcpo.algo.health.collapse import share_error
 from vcpo.api.algorithm import Algorithm
 from vcpo.judgement import skip_cause

@@ -26,10 +26,9 @@ from vcpo.algo.coverage import policy_coverage
 from vcpo.algo.ess.importance_weights import NonFiniteWeightError
 from vcpo.algo.methods import KLPenalty, LossConfig
 from vcpo.api.algorithm import NORM_BASELINES
-from vcpo_learner.estimator.clipping import clip_factors
+from vcpo_learner.estimator.clipping import clip_factors, token_weights
 from vcpo_learner.estimator.own_functions import advantage_function, loss_function
 from vcpo_learner.estimator.record import BatchRecord, TokenCoefficients
-from vcpo_learner.estimator.token_weights import token_weights
 from vcpo_learner.per_sample_gradients.weighted_sum import relative_offsets
 
 

@@ -1,12 +1,13 @@
-"""What workers call: leases and submissions within bounds, and the manifests of versions."""
+"""What workers and hosts call: leases, submissions within bounds, manifests; signals, limits."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
 from vcpo.api import VCPORunSpec
+from vcpo.control.limits import lag_change_kind, lag_change_sentence
 from vcpo.records.reasons import WeightUpdates
 from vcpo.wire.errors import InvalidMessageError, SetAsideError, check_id, check_wait
 from vcpo.wire.failures import failure_from_message
@@ -20,10 +21,18 @@ from vcpo.wire.trajectory import (
     partial_to_message,
     trajectory_from_message,
 )
-from vcpo.wire.v1 import policy_pb2, policy_pb2_grpc, work_pb2, work_pb2_grpc
+from vcpo.wire.v1 import (
+    control_pb2,
+    control_pb2_grpc,
+    policy_pb2,
+    policy_pb2_grpc,
+    work_pb2,
+    work_pb2_grpc,
+)
 from vcpo_learner.ledger.admission import WorkRequest
 from vcpo_learner.ledger.dispatcher import Dispatcher
 from vcpo_learner.ledger.lease import Lease, Purpose, SubmitOutcome
+from vcpo_learner.telemetry.signals import SignalWindow
 from vcpo_learner.weights.store import PolicyStore
 
 _MAX_SEQUENCES = 65_536
@@ -295,3 +304,46 @@ class ResponseBounds:
             return
         index = next(at for at, token_id in enumerate(token_ids) if token_id >= size)
         raise InvalidMessageError(f"{field}[{index}]", token_ids[index], f"0 to {size - 1}")
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class ControlService(control_pb2_grpc.ControlServiceServicer):
+    """Lets the operator or the local host observe and limit the run."""
+
+    dispatcher: Dispatcher
+    signals: SignalWindow
+    drain: Callable[[str], None]
+    event: Callable[[str, str], None]
+
+    async def GetSignals(  # noqa: N802 - named by the contract
+        self, request: control_pb2.GetSignalsRequest, context: Any
+    ) -> control_pb2.Signals:
+        return self.signals.message()
+
+    async def SetThrottle(  # noqa: N802 - named by the contract
+        self, request: control_pb2.SetThrottleRequest, context: Any
+    ) -> control_pb2.SetThrottleResponse:
+        """Set the lag limit for new work; return the limit that now applies.
+
+        A change is an event and a line in the log, with the reason that the host gave.
+        """
+        before = self.dispatcher.lag_limit_steps
+        lag_steps = self.dispatcher.throttle(request.lag_limit_steps)
+        if lag_steps != before:
+            sentence = lag_change_sentence(before, lag_steps, request.reason)
+            self.event(lag_change_kind(before, lag_steps), sentence)
+        return control_pb2.SetThrottleResponse(lag_limit_steps=lag_steps)
+
+    async def Drain(  # noqa: N802 - named by the contract
+        self, request: control_pb2.DrainRequest, context: Any
+    ) -> control_pb2.DrainResponse:
+        self.drain(request.reason or "asked for")
+        return control_pb2.DrainResponse(phase=phase_to_message(self.dispatcher.phase))
+
+    async def ReleaseWorker(  # noqa: N802 - named by the contract
+        self, request: control_pb2.ReleaseWorkerRequest, context: Any
+    ) -> control_pb2.ReleaseWorkerResponse:
+        """End all leases of a worker that died; its name is free again."""
+        check_id("worker_id", request.worker_id)
+        released = self.dispatcher.release(request.worker_id, ())
+        return control_pb2.ReleaseWorkerResponse(num_released=released)

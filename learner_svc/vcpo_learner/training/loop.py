@@ -52,8 +52,7 @@ from vcpo_learner.training.batches import batch_fields, evaluation_samples, step
 from vcpo_learner.training.mismatch_watch import MismatchWatch
 from vcpo_learner.training.policy_on_ranks import PolicyOnRanks
 from vcpo_learner.training.publication import Publication
-from vcpo_learner.training.recovery import Recovery
-from vcpo_learner.training.rollback import Rollback
+from vcpo_learner.training.recovery import Recovery, Rollback
 from vcpo_learner.training.saving import RunSaver
 from vcpo_learner.troubles import Answer, Trouble, Troubles
 from vcpo_learner.update.policy_update import PolicyUpdate

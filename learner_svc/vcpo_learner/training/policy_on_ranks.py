@@ -16,8 +16,7 @@ from vcpo.service.rotary_table import table_problems
 from vcpo_learner.model.loading import pad_token_id
 from vcpo_learner.model.skeleton import load_on_ranks
 from vcpo_learner.ranks.commands import Commands
-from vcpo_learner.ranks.environment import RankEnvironment
-from vcpo_learner.ranks.ranks import Ranks, join_ranks
+from vcpo_learner.ranks.ranks import RankEnvironment, Ranks, join_ranks
 from vcpo_learner.update.policy_update import PolicyUpdate
 
 

@@ -21,8 +21,7 @@ from vcpo.algo.advantage import BaselineScope
 from vcpo.algo.baseline import Baseline
 from vcpo.algo.coverage import on_policy_mean_weight
 from vcpo.algo.ess.calibration import MismatchCalibration
-from vcpo.algo.ess.importance_weights import LARGEST_LOG_RATIO
-from vcpo.algo.ess.moments import WeightMoments
+from vcpo.algo.ess.importance_weights import LARGEST_LOG_RATIO, WeightMoments
 from vcpo.algo.ess.unit import EssKind, EssReading, EssUnit, ess_reading, ess_unit
 from vcpo.algo.ess.verdict import StepVerdict, judge_step
 from vcpo.algo.health.diagnostics import TokenSums, diagnose, lag_breakdown, signal_and_noise

@@ -32,6 +32,7 @@ from vcpo.api.algorithm import NORM_BASELINES, RowLayout
 from vcpo.wire.trajectory import Trajectory
 from vcpo_learner.clock import Clock
 from vcpo_learner.device import to_device
+from vcpo_learner.estimator.clipping import token_weights
 from vcpo_learner.estimator.loss import (
     regularized_rewards,
     shaped_rewards,
@@ -41,7 +42,6 @@ from vcpo_learner.estimator.loss import (
 )
 from vcpo_learner.estimator.own_functions import wants_norms
 from vcpo_learner.estimator.record import BatchRecord, batch_record, token_lags
-from vcpo_learner.estimator.token_weights import token_weights
 from vcpo_learner.forward.activation_checkpointing import set_checkpoints
 from vcpo_learner.forward.attention import has_kernel, take_calls, transformers_model
 from vcpo_learner.forward.measurable_norms import require_measurable_norms

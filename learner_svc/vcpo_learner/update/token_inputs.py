@@ -10,8 +10,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
+from vcpo.algo.advantage import vtrace
 from vcpo.algo.methods import LossConfig
-from vcpo.algo.vtrace import vtrace
 from vcpo_learner.estimator.record import BatchRecord, TokenInput, inputs_needed
 from vcpo_learner.forward.logprobs import prefix_states, token_entropies
 from vcpo_learner.forward.token_batch import BatchTokens

@@ -23,8 +23,7 @@ from vcpo_operator.decisions.plan import (
     Throttle,
 )
 from vcpo_operator.names import DELETION_COST_ANNOTATION, FIELD_MANAGER, RunKey
-from vcpo_operator.observed.access import LearnerAccess
-from vcpo_operator.observed.parse import parse_child
+from vcpo_operator.observed.parse import LearnerAccess, parse_child
 from vcpo_operator.observed.records import ObservedChild, RunRecord
 from vcpo_operator.signals.client import LearnerCommandError, LearnerConnections
 

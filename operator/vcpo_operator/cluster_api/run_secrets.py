@@ -23,8 +23,7 @@ from vcpo_operator.cluster_api.client import ApiError, Cluster, Document, Resour
 from vcpo_operator.decisions.conflicts import Conflict, name_conflict
 from vcpo_operator.decisions.plan import IssueSecret
 from vcpo_operator.names import RunKey, certificate_hosts, certificates_name
-from vcpo_operator.observed.access import secret_data
-from vcpo_operator.observed.parse import parse_child
+from vcpo_operator.observed.parse import parse_child, secret_data
 from vcpo_operator.observed.records import ObservedChild
 
 AUTHORITY: Final = "ca"

@@ -21,15 +21,15 @@ from vcpo_operator.decisions.conflicts import (
 )
 from vcpo_operator.decisions.snapshot import signals_period_s
 from vcpo_operator.names import Role, RunKey, certificate_hosts, certificates_name, credential_name
-from vcpo_operator.observed.access import (
+from vcpo_operator.observed.parse import (
     LearnerAccess,
     UnusableKeyError,
     check_keys,
     learner_trust,
+    parse_child,
     secret_data,
     steering_key,
 )
-from vcpo_operator.observed.parse import parse_child
 from vcpo_operator.observed.records import ObservedState, RunRecord
 from vcpo_operator.observed.status import RunStatus
 from vcpo_operator.reconcile.memory import RunMemory

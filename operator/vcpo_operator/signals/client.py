@@ -20,7 +20,7 @@ from vcpo.learner_control import LearnerControl, call_failure
 from vcpo.wire.client import open_channel
 from vcpo_operator.decisions.plan import Drain, ReleaseLeases, Throttle
 from vcpo_operator.names import RunKey, learner_address
-from vcpo_operator.observed.access import LearnerAccess
+from vcpo_operator.observed.parse import LearnerAccess
 from vcpo_operator.observed.records import Cause
 
 _LOGGER = logging.getLogger(__name__)

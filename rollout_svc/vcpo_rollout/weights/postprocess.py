@@ -15,6 +15,7 @@ noise of QeRL, arXiv 2510.11696.
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,13 +26,41 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from vcpo.algo.rollout_noise import NoiseSchedule
 from vcpo.api import VCPORunSpec
 from vcpo.api.workloads import Quantization, RolloutGroup
 from vcpo_rollout.engines.adapters import AdapterUse, read_adapters
 from vcpo_rollout.engines.engine import PolicyWeights
 from vcpo_rollout.engines.loading import load_state
 from vcpo_rollout.engines.loading_weights import tensors_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoiseSchedule:
+    """Standard deviation of the noise on the normalization weights at each step of a run.
+
+    A run is divided into K equal stages. The first has no noise. Over the others it falls
+    geometrically, sigma_j = s0 (sK / s0)^(j / (K - 2)), j = 0 .. K - 2. Noise adds no bias, but
+    lowers the ESS ratio at lag 0 (`vcpo.algo.ess.calibration`).
+    Source: QeRL, arXiv 2510.11696, adaptive quantization noise; the exponent as in its code.
+    """
+
+    initial_sigma: float
+    """Standard deviation of the first stage with noise, above 0."""
+    final_sigma: float
+    """Standard deviation of the last stage, above 0."""
+    num_stages: int
+    """Number of stages, at least 3: one without noise and two with noise."""
+    total_steps: int
+    """Optimizer steps of the run, at least 1."""
+
+    def sigma(self, step: int) -> float:
+        """Return the standard deviation at a step counted from 0; steps past the end keep it."""
+        stage = min(self.num_stages - 1, step * self.num_stages // self.total_steps)
+        if stage == 0:
+            return 0.0
+        share = (stage - 1) / (self.num_stages - 2)
+        return self.initial_sigma * math.pow(self.final_sigma / self.initial_sigma, share)
+
 
 _BLOCK: Final = 128
 _LARGEST_E4M3: Final = 448.0

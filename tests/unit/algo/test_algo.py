@@ -20,9 +20,9 @@ from vcpo.algo.advantage import BaselineScope, advantages, batch_advantages
 from vcpo.algo.baseline import Baseline
 from vcpo.algo.coverage import on_policy_mean_weight, policy_coverage
 from vcpo.algo.ess.importance_weights import NonFiniteWeightError, ess_ratio
-from vcpo.algo.ess.learning_rate import learning_rate_scale
-from vcpo.algo.rollout_noise import NoiseSchedule
+from vcpo.algo.ess.verdict import learning_rate_scale
 from vcpo.torch import StepRule, opob_advantages, truncated_weights, vcpo2_advantages
+from vcpo_rollout.weights.postprocess import NoiseSchedule
 
 
 def test_a_second_derivation_finds_the_same_numbers() -> None:

@@ -9,21 +9,25 @@ import numpy as np
 import pytest
 import torch
 
-from vcpo.algo.advantage import BaselineScope, advantages, batch_advantages
+from vcpo.algo.advantage import BaselineScope, advantages, batch_advantages, vtrace
 from vcpo.algo.baseline import Baseline, mean_baseline, optimal_baseline
 from vcpo.algo.ess.calibration import MismatchCalibration, MismatchEstimate
 from vcpo.algo.ess.finite_batch import finite_batch_law
 from vcpo.algo.ess.importance_weights import (
+    WeightMoments,
     effective_sample_size,
     ess_ratio,
     log_sum_exp,
 )
-from vcpo.algo.ess.learning_rate import LearningRateRule, learning_rate_scale
-from vcpo.algo.ess.moments import WeightMoments
 from vcpo.algo.ess.unit import EssKind, ess_unit, near_equal_blocks
-from vcpo.algo.ess.verdict import StepLimits, StepVerdict, judge_step
+from vcpo.algo.ess.verdict import (
+    LearningRateRule,
+    StepLimits,
+    StepVerdict,
+    judge_step,
+    learning_rate_scale,
+)
 from vcpo.algo.health.diagnostics import TokenSums, diagnose
-from vcpo.algo.vtrace import vtrace
 
 # All of these are exact in bfloat16.
 REWARDS = [1.0, 0.0, 0.5, -2.0]

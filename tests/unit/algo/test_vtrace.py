@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vcpo.algo.advantage import vtrace
 from vcpo.algo.ess.importance_weights import NonFiniteWeightError
-from vcpo.algo.vtrace import vtrace
 
 finite = st.floats(-3.0, 3.0)
 

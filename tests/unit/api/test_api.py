@@ -16,7 +16,7 @@ from pydantic.fields import FieldInfo
 from scripts.render_reference import FIRST, rendered_page
 from vcpo.algo.advantage import BaselineScope
 from vcpo.algo.baseline import Baseline
-from vcpo.algo.ess.learning_rate import LearningRateRule
+from vcpo.algo.ess.verdict import LearningRateRule
 from vcpo.algo.methods import LOSS_CONFIGS, Aggregation, Clipping, Method, Weight
 from vcpo.api import API_VERSION, KIND, SpecError, VCPORun, json_schema, load_run, parse_run
 from vcpo.api.advice import algorithm_warnings, batch_warnings, rollout_warnings

@@ -23,8 +23,7 @@ from vcpo_learner import app, command
 from vcpo_learner.device import computes, free_bytes, let_segments_grow
 from vcpo_learner.follower import _own_port
 from vcpo_learner.forward.activation_checkpointing import set_checkpoints
-from vcpo_learner.ranks.environment import RankEnvironment
-from vcpo_learner.ranks.ranks import LostRankError
+from vcpo_learner.ranks.ranks import LostRankError, RankEnvironment
 from vcpo_learner.telemetry.gauges import LearnerGauges
 from vcpo_learner.training import policy_on_ranks
 from vcpo_learner.training.policy_on_ranks import PolicyOnRanks, _set_threads, require_ranks

@@ -10,7 +10,7 @@ from research.study import cell_spec, load_study, model_directory
 from research.tasks import WriteDigits
 from tests.fixtures.study import STUDY, study, study_document, with_more_seeds
 from vcpo.algo.baseline import Baseline
-from vcpo.algo.ess.learning_rate import LearningRateRule
+from vcpo.algo.ess.verdict import LearningRateRule
 from vcpo.api import SpecError
 from vcpo_rollout.environments import Prompt
 

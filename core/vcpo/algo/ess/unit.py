@@ -41,8 +41,7 @@ from typing import SupportsInt
 
 from vcpo.algo.arrays import Vector, counts
 from vcpo.algo.ess.finite_batch import finite_batch_law
-from vcpo.algo.ess.importance_weights import log_sum_exp
-from vcpo.algo.ess.moments import WeightMoments
+from vcpo.algo.ess.importance_weights import WeightMoments, log_sum_exp
 
 SEQUENCE_NATS = 1.0
 """Largest -log rho_on of whole trajectories at which AUTO uses them; 64 trajectories then show 0.45

@@ -26,8 +26,7 @@ from dataclasses import dataclass
 from typing import Final, Self, TypeVar
 
 from vcpo.algo.arrays import Vector, vector
-from vcpo.algo.ess.importance_weights import LARGEST_LOG_RATIO
-from vcpo.algo.ess.moments import WeightMoments
+from vcpo.algo.ess.importance_weights import LARGEST_LOG_RATIO, WeightMoments
 
 _Number = TypeVar("_Number", int, float)
 

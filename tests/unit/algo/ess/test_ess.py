@@ -11,14 +11,19 @@ from hypothesis import strategies as st
 from vcpo.algo.ess.finite_batch import finite_batch_law, nats_at_size
 from vcpo.algo.ess.importance_weights import (
     NonFiniteWeightError,
+    WeightMoments,
     effective_sample_size,
     ess_ratio,
     log_sum_exp,
 )
-from vcpo.algo.ess.learning_rate import LearningRateRule, learning_rate_scale
-from vcpo.algo.ess.moments import WeightMoments
 from vcpo.algo.ess.unit import near_equal_blocks
-from vcpo.algo.ess.verdict import RefusalReason, StepLimits, judge_step
+from vcpo.algo.ess.verdict import (
+    LearningRateRule,
+    RefusalReason,
+    StepLimits,
+    judge_step,
+    learning_rate_scale,
+)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vcpo.algo.ess.moments import WeightMoments
+from vcpo.algo.ess.importance_weights import WeightMoments
 from vcpo.algo.ess.unit import EssKind, ess_reading, ess_unit
 from vcpo.algo.ess.verdict import StepLimits, judge_step
 

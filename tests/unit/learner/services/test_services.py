@@ -27,8 +27,7 @@ from vcpo.wire.errors import InvalidMessageError, set_aside_error
 from vcpo.wire.packing import ExpertRoutes, RouterLayout, pack_logprobs, pack_token_ids
 from vcpo.wire.trajectory import VersionSpan, trajectory_to_message
 from vcpo.wire.v1 import control_pb2_grpc, policy_pb2, policy_pb2_grpc, work_pb2, work_pb2_grpc
-from vcpo_learner.services.control import ControlService
-from vcpo_learner.services.work import ResponseBounds, WorkService
+from vcpo_learner.services.work import ControlService, ResponseBounds, WorkService
 
 
 @pytest_asyncio.fixture

@@ -27,8 +27,7 @@ from vcpo_learner.event_loop import TensorThread
 from vcpo_learner.follower import _follow
 from vcpo_learner.model.published_state import PublishedState, own_rows
 from vcpo_learner.ranks.commands import Commands
-from vcpo_learner.ranks.environment import RankEnvironment
-from vcpo_learner.ranks.ranks import LostRankError
+from vcpo_learner.ranks.ranks import LostRankError, RankEnvironment
 from vcpo_learner.ranks.sharding import place_model, whole
 from vcpo_learner.services.work import PolicyService
 from vcpo_learner.training import publication as publication_module

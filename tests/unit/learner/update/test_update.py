@@ -19,8 +19,7 @@ from tests.fixtures.learner.dispatcher import make_trajectory
 from tests.fixtures.learner.models import PAD, llama, sampled_groups, seeded_model
 from tests.fixtures.learner.updates import make_spec, with_micro_batches
 from vcpo.algo.ess.calibration import MismatchCalibration, MismatchEstimate
-from vcpo.algo.ess.importance_weights import ess_ratio
-from vcpo.algo.ess.moments import WeightMoments
+from vcpo.algo.ess.importance_weights import WeightMoments, ess_ratio
 from vcpo.algo.ess.unit import near_equal_blocks
 from vcpo.algo.health.diagnostics import TokenSums
 from vcpo.algo.health.early_warning import StepHealth, WarningLevel

@@ -21,7 +21,7 @@ from tests.fixtures.operator.operator import (
 from vcpo.wire.phase import RunPhase
 from vcpo_operator.cluster_api.run_secrets import first_end_s, renewed_certificates
 from vcpo_operator.names import RunKey
-from vcpo_operator.observed.access import secret_data
+from vcpo_operator.observed.parse import secret_data
 from vcpo_operator.reconcile.loop import LONGEST_BACKOFF_S, RunQueue
 
 A, B = RunKey("ml", "a"), RunKey("ml", "b")

@@ -16,7 +16,7 @@ from vcpo.wire.access.roles import CallerRole
 from vcpo.wire.server import WireServer
 from vcpo.wire.v1 import control_pb2, control_pb2_grpc, work_pb2
 from vcpo_operator.decisions.plan import Drain, Throttle
-from vcpo_operator.observed.access import LearnerAccess
+from vcpo_operator.observed.parse import LearnerAccess
 from vcpo_operator.signals.client import LearnerCommandError, LearnerConnections, silence_cause
 
 

@@ -17,7 +17,6 @@ from tests.fixtures.learner.models import llama, with_buffers
 from tests.fixtures.rollout.models import request_for
 from tests.fixtures.rollout.policy_versions import weight_files
 from tests.fixtures.weight_changes import store_in_process
-from vcpo.algo.rollout_noise import NoiseSchedule
 from vcpo.api.workloads import Lora, Precision, Quantization
 from vcpo_learner.model.loading import policy_tensors
 from vcpo_learner.model.lora import add_adapters
@@ -30,6 +29,7 @@ from vcpo_rollout.engines.loading import load_model_skeleton, load_state, torch_
 from vcpo_rollout.engines.loading_weights import copy_weights, held_tensors, stage_weights
 from vcpo_rollout.weights.postprocess import (
     LoraMerge,
+    NoiseSchedule,
     QuantizationAndNoise,
     WeightPostprocessing,
     make_postprocessing,
