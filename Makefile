@@ -88,8 +88,7 @@ style:
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports
 	@$(BIN)/python scripts/generate_stubs.py --check
-	@$(BIN)/python scripts/render_manifests.py --check
-	@$(BIN)/python -m scripts.render_dashboards --check
+	@$(BIN)/python -m scripts.render_manifests --check
 	@$(BIN)/python -m tools.size --check
 	@$(BIN)/python -m scripts.supply.locks --check
 	@$(BIN)/python -m scripts.supply.base_images --check

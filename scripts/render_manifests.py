@@ -1,10 +1,11 @@
-"""Write the chart's definition and the files of ``deploy/``; with ``--check`` only compare.
+"""Write the chart's definition and boards, and the files of ``deploy/``; ``--check`` only compares.
 
 Without Helm one applies the definition of VCPORun, a file of the chart, and ``deploy/vcpo.yaml``:
 the operator in the namespace ``vcpo-system``, which it also creates. The definition has a file of
 its own because deleting it deletes every run: ``kubectl delete -f deploy/vcpo.yaml`` must remove
 the operator and no run. Left out is what only
-Helm understands: its labels, its test pod, and the annotation that keeps them on uninstall.
+Helm understands: its labels, its test pod, and the annotation that keeps them on uninstall. A board
+of ``tools/monitoring/dashboards`` is one file of JSON for Grafana.
 """
 
 from __future__ import annotations
@@ -20,11 +21,14 @@ from typing import Any, Final
 import helm_python
 from ruamel.yaml import YAML
 
+from tools.monitoring.dashboards import BOARDS
+from tools.monitoring.dashboards.grafana import to_grafana
 from vcpo_operator.crd import run_crd, to_yaml
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 CHART: Final = ROOT / "charts" / "vcpo"
 DEFINITION: Final = CHART / "files" / "run.crd.yaml"
+DASHBOARDS: Final = CHART / "files" / "dashboards"
 MANIFESTS: Final = ROOT / "deploy" / "vcpo.yaml"
 
 POD_TEMPLATE: Final = ROOT / "operator" / "vcpo_operator" / "crd" / "pod_template.json"
@@ -45,7 +49,7 @@ _CHOICES: Final = {
 """Choices of fields, which Kubernetes' published schema does not have; empty is the default."""
 
 _HEADER = """\
-# The VCPO operator with the chart's defaults. Generated: python scripts/render_manifests.py
+# The VCPO operator with the chart's defaults. Generated: python -m scripts.render_manifests
 #   kubectl apply --server-side --force-conflicts -f charts/vcpo/files/run.crd.yaml
 #   kubectl apply --server-side --force-conflicts -f deploy/vcpo.yaml
 # Deleting these objects removes the operator and its namespace; runs in other namespaces go on.
@@ -126,20 +130,30 @@ def rendered_files() -> dict[Path, str]:
     return {MANIFESTS: _HEADER + "".join(f"---\n{document}\n" for document in documents)}
 
 
+def dashboards() -> dict[Path, str]:
+    """Text of each dashboard's file."""
+    return {DASHBOARDS / f"{board.uid}.json": to_grafana(board) for board in BOARDS}
+
+
 def main() -> int:
     """Write the files, or check them; the exit status is 1 when a committed one has drifted."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; fail on drift")
     arguments = parser.parse_args()
-    stale: list[Path] = []
+    stale = sorted(set(DASHBOARDS.glob("*.json")) - dashboards().keys())
+    for path in stale if not arguments.check else ():
+        path.unlink()
     # Each renders what the one before wrote.
-    for files in (pod_template_fields, chart_definition, chart_defaults, rendered_files):
+    for files in (
+        *(pod_template_fields, chart_definition, chart_defaults, dashboards),
+        rendered_files,
+    ):
         drifted = {path: text for path, text in files().items() if not _holds(path, text)}
         stale += drifted
         if not arguments.check:
             for path, text in drifted.items():
                 path.write_text(text)
-    fix = "is stale. Fix: python scripts/render_manifests.py"
+    fix = "is stale. Fix: python -m scripts.render_manifests"
     for path in stale:
         sys.stderr.write(f"{path.relative_to(ROOT)} {fix if arguments.check else 'written'}\n")
     return 1 if stale and arguments.check else 0

@@ -90,7 +90,7 @@ def identity(manifest: Manifest) -> tuple[str, str]:
 
 @pytest.mark.parametrize(("path", "text"), [*rendered_files().items(), *chart_definition().items()])
 def test_a_committed_file_is_what_the_chart_renders(path, text):
-    assert path.read_text() == text, f"{path.name} is stale; fix: scripts/render_manifests.py"
+    assert path.read_text() == text, f"{path.name} is stale; fix: scripts.render_manifests"
 
 
 def test_they_hold_every_object_of_the_chart_but_the_test_pod():

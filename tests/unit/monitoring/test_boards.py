@@ -10,7 +10,8 @@ import promql_parser
 import pytest
 from promql_parser import AggregateExpr, Call, MatrixSelector, VectorSelector
 
-from scripts.render_dashboards import FOLDER, ROOT, rendered_files
+from scripts.render_manifests import DASHBOARDS as FOLDER
+from scripts.render_manifests import ROOT, dashboards
 from tests.fixtures.observation.panels import filled_in, panel_queries
 from tests.fixtures.promql import metric_of, unknown_names
 from tools.monitoring.catalogue import ALL, metric_usage
@@ -46,11 +47,9 @@ def is_gauge(selector):
     return metric.kind == "gauge" if metric else selector.name == "process_resident_memory_bytes"
 
 
-@pytest.mark.parametrize(
-    ("path", "text"), rendered_files().items(), ids=lambda each: str(each)[-20:]
-)
+@pytest.mark.parametrize(("path", "text"), dashboards().items(), ids=lambda each: str(each)[-20:])
 def test_a_committed_dashboard_is_what_its_description_renders(path, text):
-    assert path.read_text() == text, "run python -m scripts.render_dashboards"
+    assert path.read_text() == text, "run python -m scripts.render_manifests"
 
 
 def test_there_are_few_enough_panels_to_read_with_ids_of_their_rows():

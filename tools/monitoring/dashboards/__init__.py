@@ -1,4 +1,4 @@
-"""The dashboards: described once, written for Grafana by `scripts/render_dashboards.py`."""
+"""The dashboards: described once, written for Grafana by `scripts/render_manifests.py`."""
 
 from __future__ import annotations
 
