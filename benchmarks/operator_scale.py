@@ -33,8 +33,7 @@ from typing import Any
 
 import grpc
 
-from benchmarks.harness.arguments import parser_of
-from benchmarks.harness.measures import resident_bytes
+from benchmarks.harness.measures import parser_of, resident_bytes
 from tests.fakes.kubelet.client import KubeClient
 from tests.fakes.kubelet.network import ClusterNetwork
 from tests.fakes.kubelet.settings import ApiAccess

@@ -34,8 +34,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.harness.arguments import parser_of
-from benchmarks.harness.measures import cpu_seconds, in_digits, resident_bytes
+from benchmarks.harness.measures import cpu_seconds, in_digits, parser_of, resident_bytes
 from benchmarks.harness.random_llama import random_llama
 from vcpo.api.learner import Learner as LearnerSection
 from vcpo.api.workloads import Precision, Weights

@@ -43,9 +43,8 @@ import grpc
 import torch
 from safetensors.torch import save
 
-from benchmarks.harness.arguments import parser_of
 from benchmarks.harness.made import run_spec
-from benchmarks.harness.measures import resident_bytes
+from benchmarks.harness.measures import parser_of, resident_bytes
 from benchmarks.learner.ingest import make_dispatcher, make_responses, work_service
 from tests.fixtures.weight_changes import prepare
 from vcpo.api import VCPORunSpec

@@ -43,7 +43,7 @@ from typing import Any
 from benchmarks.async_speedup.comparison import Row, row, summary
 from benchmarks.async_speedup.hardware import REFERENCE
 from benchmarks.async_speedup.trial import Setting, TrialFailedError, run_trial
-from benchmarks.harness.arguments import parser_of
+from benchmarks.harness.measures import parser_of
 
 
 def main() -> int:

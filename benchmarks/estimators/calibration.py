@@ -36,8 +36,8 @@ from statistics import fmean
 import torch
 from torch import Tensor
 
-from benchmarks.harness.arguments import parser_of
 from benchmarks.harness.made import trajectory
+from benchmarks.harness.measures import parser_of
 from vcpo.algo.ess.calibration import MismatchCalibration
 from vcpo.algo.ess.importance_weights import WeightMoments
 from vcpo.algo.ess.unit import READABLE_NATS, EssKind, EssUnit, ess_reading, ess_unit

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from benchmarks.harness.arguments import parser_of
+from benchmarks.harness.measures import parser_of
 from vcpo.algo.baseline import optimal_baseline
 from vcpo.algo.ess.importance_weights import ess_ratio
 from vcpo.algo.ess.verdict import learning_rate_scale

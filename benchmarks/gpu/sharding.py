@@ -27,7 +27,7 @@ from benchmarks.gpu.random_models import (
     make_spec,
 )
 from benchmarks.gpu.setting import Figures, Setting
-from benchmarks.harness.group_tokens import Groups
+from benchmarks.harness.plain_step import Groups
 from vcpo.api import VCPORunSpec
 from vcpo.service.lifecycle import StartError
 from vcpo_learner.forward.policy_network import PolicyNetwork

@@ -21,9 +21,8 @@ from benchmarks.gpu.random_models import (
 )
 from benchmarks.gpu.setting import Figures, Setting
 from benchmarks.gpu.stages import profile, stages_ms
-from benchmarks.harness.group_tokens import Groups
 from benchmarks.harness.measures import in_digits
-from benchmarks.harness.plain_step import PlainStep
+from benchmarks.harness.plain_step import Groups, PlainStep
 from benchmarks.harness.random_llama import log_normal_lengths, shorten
 from vcpo_learner.device import free_bytes
 from vcpo_learner.schedule import token_budget as plan

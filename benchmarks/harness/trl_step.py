@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from trl import GRPOConfig, GRPOTrainer
 
-from benchmarks.harness.group_tokens import Groups, group_advantages, tokens_of
+from benchmarks.harness.plain_step import Groups, group_advantages, tokens_of
 
 LARGEST_GRADIENT_NORM: Final = 1.0
 _SPECIAL_TOKENS: Final = {"pad_token": "<pad>", "eos_token": "<eos>"}

@@ -35,8 +35,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.gpu.random_models import PAD_TOKEN_ID, ModelSize, make_model
-from benchmarks.harness.arguments import parser_of
 from benchmarks.harness.made import run_spec
+from benchmarks.harness.measures import parser_of
 from benchmarks.harness.random_llama import random_groups
 from vcpo.api import VCPORunSpec
 from vcpo_learner.forward import policy_network

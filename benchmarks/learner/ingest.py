@@ -36,8 +36,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.harness.arguments import parser_of
 from benchmarks.harness.made import run_spec, trajectory
+from benchmarks.harness.measures import parser_of
 from tests.fixtures.learner.dispatcher import NoLog
 from vcpo.api import VCPORunSpec
 from vcpo.wire.access.tls import CertificateFolder

@@ -30,9 +30,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.harness.apart import said_apart
-from benchmarks.harness.arguments import parser_of
 from benchmarks.harness.made import run_spec
-from benchmarks.harness.measures import peak_resident_bytes, resident_bytes
+from benchmarks.harness.measures import parser_of, peak_resident_bytes, resident_bytes
 from vcpo.api import VCPORunSpec
 from vcpo.wire.trajectory import Trajectory, trajectory_from_message
 from vcpo.wire.v1 import work_pb2

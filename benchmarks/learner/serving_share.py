@@ -35,8 +35,8 @@ from typing import NamedTuple
 
 import torch
 
-from benchmarks.harness.arguments import parser_of
 from benchmarks.harness.made import run_spec
+from benchmarks.harness.measures import parser_of
 from benchmarks.learner.host_syncs import Side, gpu_branches
 from benchmarks.learner.ingest import make_responses
 from benchmarks.soak import Learner, Stream, learner_process, make_streams

@@ -27,7 +27,7 @@ from contextlib import ExitStack
 from statistics import median
 from typing import Any
 
-from benchmarks.harness.arguments import parser_of
+from benchmarks.harness.measures import parser_of
 from benchmarks.learner_step.sides import (
     FOLDER,
     PRETRAINED,

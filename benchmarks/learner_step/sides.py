@@ -23,10 +23,9 @@ from typing import Final, NamedTuple, Protocol, Self
 import torch
 from transformers import LlamaForCausalLM
 
-from benchmarks.harness.group_tokens import Groups
 from benchmarks.harness.made import run_spec
 from benchmarks.harness.measures import peak_resident_bytes, resident_bytes
-from benchmarks.harness.plain_step import LARGEST_GRADIENT_NORM, LEARNING_RATE, PlainStep
+from benchmarks.harness.plain_step import LARGEST_GRADIENT_NORM, LEARNING_RATE, Groups, PlainStep
 from benchmarks.harness.random_llama import random_groups, random_llama, shorten
 from examples.models import smollm2
 from vcpo.api import VCPORunSpec

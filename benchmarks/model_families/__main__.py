@@ -30,7 +30,7 @@ from typing import Any, Final
 
 import transformers
 
-from benchmarks.harness.arguments import parser_of
+from benchmarks.harness.measures import parser_of
 from benchmarks.model_families.families import FAMILIES, Family
 from benchmarks.model_families.judgement import judge_family
 from benchmarks.model_families.table import (

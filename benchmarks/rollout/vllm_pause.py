@@ -27,7 +27,7 @@ import torch
 from torch.nn import Linear, Module
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from benchmarks.harness.arguments import parser_of
+from benchmarks.harness.measures import parser_of
 from benchmarks.harness.successive_versions import make_model, updates
 from tests.fixtures.rollout.unpacked_vllm import UNPACKED
 from vcpo.api.workloads import Lora, Model, Precision, RolloutGroup

@@ -28,8 +28,7 @@ import numpy as np
 import torch
 from transformers import LlamaForCausalLM
 
-from benchmarks.harness.arguments import parser_of
-from benchmarks.harness.measures import cpu_seconds, in_digits
+from benchmarks.harness.measures import cpu_seconds, in_digits, parser_of
 from benchmarks.harness.successive_versions import Update, make_model, updates
 from tests.fixtures.weight_changes import delta_between
 from vcpo.wire.deltas import apply_deltas, elements_of
