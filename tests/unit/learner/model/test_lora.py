@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from research.cells.versions import policy_tensors
 from tests.fixtures.families import family
 from tests.fixtures.learner.checkpoints import write_tensor_files
 from tests.fixtures.learner.models import (
@@ -18,7 +19,7 @@ from tests.fixtures.learner.updates import make_spec
 from tests.fixtures.vocabularies import tokenizer_of
 from vcpo.api.workloads import Lora, Model, Precision
 from vcpo.service.lifecycle import StartError
-from vcpo_learner.model.loading import load_policy, policy_tensors
+from vcpo_learner.model.loading import load_policy
 from vcpo_learner.model.lora import add_adapters
 from vcpo_learner.model.model_folder import ModelExport
 from vcpo_learner.model.skeleton import load_on_ranks

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 
+from research.cells.versions import policy_tensors
 from tests.fixtures.families import SIZES
 from tests.fixtures.learner.dispatcher import make_run
 from tests.fixtures.learner.models import llama, with_buffers
@@ -18,7 +19,6 @@ from tests.fixtures.rollout.models import request_for
 from tests.fixtures.rollout.policy_versions import weight_files
 from tests.fixtures.weight_changes import store_in_process
 from vcpo.api.workloads import Lora, Precision, Quantization
-from vcpo_learner.model.loading import policy_tensors
 from vcpo_learner.model.lora import add_adapters
 from vcpo_learner.model.published_state import PublishedState
 from vcpo_learner.policy_state import persistent_buffers, policy_state
@@ -338,7 +338,7 @@ async def test_a_worker_in_bfloat16_does_not_round_a_routers_bias(router_folder)
     learner = loaded(router_folder)
     skeleton = load_model_skeleton(str(router_folder), precision=Precision.BFLOAT16)
     engine = engine_for(skeleton, Precision.BFLOAT16)
-    tensors = policy_tensors(learner, torch.bfloat16)
+    tensors = safetensors.torch.load(bytes(PublishedState(learner).whole(Precision.BFLOAT16)))
     for version in (1, 2):
         tensors[BIAS] += 1e-3
         await engine.swap_weights(PolicyWeights(version, safetensors.torch.save(tensors)))
