@@ -1,6 +1,6 @@
 """The control decision: from signals and the last state to limits and the next state.
 
-    limits ----.
+    spec ------.
     state  ----+--> decide --> ControlDecision (lag limit, replicas, conditions), next state
     signals ---'
     now_s -----'
@@ -18,12 +18,13 @@ from dataclasses import dataclass
 from typing import Self
 
 from vcpo.algo.health.early_warning import WarningLevel
+from vcpo.api import VCPORunSpec
 from vcpo.control.conditions import Condition, ConditionType, Reason, condition
 from vcpo.control.limits import (
     SIGNALS_MAX_AGE_S,
     ChangeKind,
-    ControlLimits,
     LimitChange,
+    fit_replicas,
     lag_change,
     warning_reason,
 )
@@ -50,7 +51,7 @@ class ControlState:
     @classmethod
     def start(
         cls,
-        limits: ControlLimits,
+        spec: VCPORunSpec,
         *,
         now_s: float,
         replicas: Mapping[str, int] | None = None,
@@ -62,26 +63,26 @@ class ControlState:
         replicas: existing workers by rollout group; None starts each group at its minimum.
         lag_limit_steps: lag limit in force; None starts at `algorithm.maxPolicyLagSteps`.
         """
-        most = limits.max_policy_lag_steps
+        most = spec.algorithm.max_policy_lag_steps
         lag = most if lag_limit_steps is None else min(lag_limit_steps, most)
         return cls(
             throttle=ThrottleState(lag_limit_steps=lag),
-            fleet=FleetState(replicas=limits.fit(replicas or {}), scaled_s=now_s),
+            fleet=FleetState(replicas=fit_replicas(spec.rollouts, replicas or {}), scaled_s=now_s),
         )
 
-    def fit(self, limits: ControlLimits, now_s: float) -> ControlState:
-        """Return this state within the limits; no time in it is later than `now_s`."""
+    def fit(self, spec: VCPORunSpec, now_s: float) -> ControlState:
+        """Return this state within the spec's bounds; no time in it is later than `now_s`."""
         starvation = self.fleet.starvation
         if starvation is not None:
             seen_s = min(starvation.seen_s, now_s)
             starvation = dataclasses.replace(starvation, seen_s=seen_s)
         fleet = dataclasses.replace(
             self.fleet,
-            replicas=limits.fit(self.fleet.replicas),
+            replicas=fit_replicas(spec.rollouts, self.fleet.replicas),
             scaled_s=min(self.fleet.scaled_s, now_s),
             starvation=starvation,
         )
-        throttle = self.throttle.clamp(limits.max_policy_lag_steps)
+        throttle = self.throttle.clamp(spec.algorithm.max_policy_lag_steps)
         return dataclasses.replace(self, throttle=throttle, fleet=fleet)
 
 
@@ -111,37 +112,37 @@ class ControlDecision:
 
 
 def decide(
-    limits: ControlLimits, state: ControlState, signals: RunSignals | None, now_s: float
+    spec: VCPORunSpec, state: ControlState, signals: RunSignals | None, now_s: float
 ) -> tuple[ControlDecision, ControlState]:
     """Decide on the lag limit and on the replicas.
 
-    state: from the last decision, or from `ControlState.start`. It is first fitted to the limits,
+    state: from the last decision, or from `ControlState.start`. It is first fitted to the spec,
         which may have changed.
     signals: None if there are none.
     now_s: seconds on a clock that runs as long as the state is kept: Unix time if the state
         outlives the process. If the clock is set back, the cool-downs start again.
     Returns the decision and the state for the next call.
     """
-    state = state.fit(limits, now_s)
+    state = state.fit(spec, now_s)
     if signals is None:
         return _hold(state, Reason.MISSING), state
     if signals.age_s > SIGNALS_MAX_AGE_S:
         return _hold(state, Reason.STALE), state
-    return _decide_on(limits, state, signals, now_s)
+    return _decide_on(spec, state, signals, now_s)
 
 
 def _decide_on(
-    limits: ControlLimits, state: ControlState, signals: RunSignals, now_s: float
+    spec: VCPORunSpec, state: ControlState, signals: RunSignals, now_s: float
 ) -> tuple[ControlDecision, ControlState]:
-    health = ess_health(limits.ess_floor_ratio, signals)
+    health = ess_health(spec.control.ess_floor_ratio, signals)
     level = signals.warning_level or WarningLevel.OK
-    warning = level if limits.guards.answers(level) else None
+    warning = level if spec.health.guards.answers(level) else None
     throttle = next_throttle(
         state.throttle,
         health=health,
         is_warned=warning is not None,
         step=signals.step,
-        max_policy_lag_steps=limits.max_policy_lag_steps,
+        max_policy_lag_steps=spec.algorithm.max_policy_lag_steps,
     )
     throttle = follow_learner(
         throttle, state.throttle, learner_limit_steps=signals.lag_limit_steps, step=signals.step
@@ -151,14 +152,14 @@ def _decide_on(
         ess_has_room=health is EssHealth.HEALTHY,
         now_s=now_s,
     )
-    fleet, fed = next_fleet(limits, state.fleet, signals, context)
+    fleet, fed = next_fleet(spec, state.fleet, signals, context)
     lag_changes = _lag_changes(state.throttle, throttle, signals, warning, now_s)
     decided = ControlState(
         throttle=throttle,
         fleet=fleet,
         last_lag_change=lag_changes[0] if lag_changes else state.last_lag_change,
     )
-    tightened = throttle.lag_limit_steps < limits.max_policy_lag_steps
+    tightened = throttle.lag_limit_steps < spec.algorithm.max_policy_lag_steps
     conditions = (
         condition(ConditionType.SIGNALS_FRESH, Reason.FRESH),
         condition(ConditionType.ESS_HEALTHY, _ess_reason(health, tightened=tightened)),

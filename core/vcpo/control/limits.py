@@ -1,15 +1,13 @@
-"""Bounds and thresholds that a run's spec sets for the control loop."""
+"""Thresholds of the control loop, bounds of the replicas, and changes of a limit."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final, Self
+from typing import Final
 
 from vcpo.algo.health.early_warning import WarningLevel
-from vcpo.algo.health.guards import GuardPolicy
-from vcpo.api import VCPORunSpec
 from vcpo.api.workloads import RolloutGroup
 
 STARVED_IDLE_RATIO: Final = 0.3
@@ -20,46 +18,16 @@ SIGNALS_MAX_AGE_S: Final = 60.0
 """Age above which signals change neither lag limit nor number of workers."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ControlLimits:
-    """Bounds and thresholds of a run's control loop."""
+def fit_replicas(groups: Sequence[RolloutGroup], replicas: Mapping[str, int]) -> dict[str, int]:
+    """Return the replicas of every group within its bounds; a missing group gets its minimum.
 
-    max_policy_lag_steps: int
-    """k, `algorithm.maxPolicyLagSteps`; the lag limit never exceeds it."""
-    ess_floor_ratio: float
-    """Share of the on-policy ESS ratio, in (0, 1], below which the lag limit is halved."""
-    guards: GuardPolicy
-    """The run's answers to an early warning; the control loop reads when it throttles."""
-    scale_up_cooldown_s: float
-    """Shortest time from a change of the replicas to an addition."""
-    scale_down_cooldown_s: float
-    """Shortest time from a change of the replicas to a removal."""
-    groups: tuple[RolloutGroup, ...]
-    """Rollout groups in the order in which workers are added; at least one."""
-
-    @classmethod
-    def of(cls, spec: VCPORunSpec) -> Self:
-        """Return the limits that a checked spec sets."""
-        control = spec.control
-        return cls(
-            max_policy_lag_steps=spec.algorithm.max_policy_lag_steps,
-            ess_floor_ratio=control.ess_floor_ratio,
-            guards=spec.health.guards,
-            scale_up_cooldown_s=control.scale_up_cooldown_seconds,
-            scale_down_cooldown_s=control.scale_down_cooldown_seconds,
-            groups=spec.rollouts,
-        )
-
-    def fit(self, replicas: Mapping[str, int]) -> dict[str, int]:
-        """Return the replicas of every group within its bounds; a missing group gets its minimum.
-
-        If there would be no worker at all, the first group gets one: a run without workers never
-        ends, and its starvation is invisible because it takes no step that would measure it.
-        """
-        fitted = {group.name: group.clamp(replicas.get(group.name, 0)) for group in self.groups}
-        if not any(fitted.values()):
-            fitted[self.groups[0].name] = 1
-        return fitted
+    If there would be no worker at all, the first group gets one: a run without workers never
+    ends, and its starvation is invisible because it takes no step that would measure it.
+    """
+    fitted = {group.name: group.clamp(replicas.get(group.name, 0)) for group in groups}
+    if not any(fitted.values()):
+        fitted[groups[0].name] = 1
+    return fitted
 
 
 class ChangeKind(StrEnum):

@@ -16,8 +16,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from vcpo.api import VCPORunSpec
 from vcpo.control.conditions import Reason
-from vcpo.control.limits import SATURATED_IDLE_RATIO, STARVED_IDLE_RATIO, ControlLimits
+from vcpo.control.limits import SATURATED_IDLE_RATIO, STARVED_IDLE_RATIO
 from vcpo.control.signals import RunSignals
 
 ADMISSION_FULL_RATIO = 0.9
@@ -87,19 +88,19 @@ class ScalingContext:
 
 
 def next_fleet(
-    limits: ControlLimits, fleet: FleetState, signals: RunSignals, context: ScalingContext
+    spec: VCPORunSpec, fleet: FleetState, signals: RunSignals, context: ScalingContext
 ) -> tuple[FleetState, Reason]:
     """Return the next desired replicas and the reason of the condition `LearnerFed`.
 
-    fleet: its replicas are within the limits.
+    fleet: its replicas are within the groups' bounds.
     """
-    fleet = replace(fleet, starvation=_latest_starvation(limits, fleet, signals, context))
-    reason = _judge(limits, fleet, signals, context)
+    fleet = replace(fleet, starvation=_latest_starvation(spec, fleet, signals, context))
+    reason = _judge(spec, fleet, signals, context)
     if reason is Reason.SCALING_UP:
-        replicas = _add_workers(limits, fleet, _desired_workers(fleet, signals) - fleet.total)
+        replicas = _add_workers(spec, fleet, _desired_workers(fleet, signals) - fleet.total)
     elif reason is Reason.SCALING_DOWN:
-        spare = fleet.total - _least_workers(limits, fleet, context)
-        replicas = _remove_workers(limits, fleet, spare)
+        spare = fleet.total - _least_workers(spec, fleet, context)
+        replicas = _remove_workers(spec, fleet, spare)
     else:
         return fleet, reason
     changed = replace(fleet, replicas=replicas, scaled_s=context.now_s, scaled_step=signals.step)
@@ -107,19 +108,19 @@ def next_fleet(
 
 
 def _judge(
-    limits: ControlLimits, fleet: FleetState, signals: RunSignals, context: ScalingContext
+    spec: VCPORunSpec, fleet: FleetState, signals: RunSignals, context: ScalingContext
 ) -> Reason:
     if signals.relative_ess_ratio_mean is None:
         return Reason.NO_STEP_YET
     if signals.learner_idle_ratio > STARVED_IDLE_RATIO:
-        return _judge_starved(limits, fleet, signals, context)
+        return _judge_starved(spec, fleet, signals, context)
     if signals.learner_idle_ratio < SATURATED_IDLE_RATIO and _is_all_leased(signals, context):
-        return _judge_saturated(limits, fleet, signals, context)
+        return _judge_saturated(spec, fleet, signals, context)
     return Reason.BALANCED
 
 
 def _judge_starved(
-    limits: ControlLimits, fleet: FleetState, signals: RunSignals, context: ScalingContext
+    spec: VCPORunSpec, fleet: FleetState, signals: RunSignals, context: ScalingContext
 ) -> Reason:
     if _is_all_leased(signals, context):
         return Reason.ADMISSION_BOUND
@@ -127,21 +128,21 @@ def _judge_starved(
         return Reason.ESS_LOW
     if not _has_lag_room(signals, context.lag_limit_steps):
         return Reason.LAG_HIGH
-    if fleet.total >= sum(group.max_replicas for group in limits.groups):
+    if fleet.total >= sum(group.max_replicas for group in spec.rollouts):
         return Reason.AT_MAXIMUM
     if _desired_workers(fleet, signals) <= fleet.total:
         return Reason.WORKERS_PENDING
-    if not _has_settled(fleet, signals, context, limits.scale_up_cooldown_s):
+    if not _has_settled(fleet, signals, context, spec.control.scale_up_cooldown_seconds):
         return Reason.COOLING_DOWN
     return Reason.SCALING_UP
 
 
 def _judge_saturated(
-    limits: ControlLimits, fleet: FleetState, signals: RunSignals, context: ScalingContext
+    spec: VCPORunSpec, fleet: FleetState, signals: RunSignals, context: ScalingContext
 ) -> Reason:
-    if fleet.total <= _least_workers(limits, fleet, context):
+    if fleet.total <= _least_workers(spec, fleet, context):
         return Reason.AT_MINIMUM
-    if not _has_settled(fleet, signals, context, limits.scale_down_cooldown_s):
+    if not _has_settled(fleet, signals, context, spec.control.scale_down_cooldown_seconds):
         return Reason.SATURATED
     return Reason.SCALING_DOWN
 
@@ -175,48 +176,48 @@ def _desired_workers(fleet: FleetState, signals: RunSignals) -> int:
     return max(1, math.ceil(_num_ready(fleet, signals) * growth - _ROUNDING_SLACK))
 
 
-def _add_workers(limits: ControlLimits, fleet: FleetState, missing: int) -> dict[str, int]:
+def _add_workers(spec: VCPORunSpec, fleet: FleetState, missing: int) -> dict[str, int]:
     replicas = dict(fleet.replicas)
-    group = next(each for each in limits.groups if replicas[each.name] < each.max_replicas)
+    group = next(each for each in spec.rollouts if replicas[each.name] < each.max_replicas)
     current = replicas[group.name]
     largest = max(1, int(current * LARGEST_GROWTH))
     replicas[group.name] = group.clamp(min(current + missing, largest))
     return replicas
 
 
-def _remove_workers(limits: ControlLimits, fleet: FleetState, spare: int) -> dict[str, int]:
+def _remove_workers(spec: VCPORunSpec, fleet: FleetState, spare: int) -> dict[str, int]:
     replicas = dict(fleet.replicas)
-    emptied_first = reversed(limits.groups)
+    emptied_first = reversed(spec.rollouts)
     group = next(each for each in emptied_first if replicas[each.name] > each.min_replicas)
     current = replicas[group.name]
     replicas[group.name] = group.clamp(current - min(spare, max(1, current // REMOVAL_DIVISOR)))
     return replicas
 
 
-def _least_workers(limits: ControlLimits, fleet: FleetState, context: ScalingContext) -> int:
+def _least_workers(spec: VCPORunSpec, fleet: FleetState, context: ScalingContext) -> int:
     """Return the smallest number of workers that a removal may leave, at least 1."""
-    least = max(1, sum(group.min_replicas for group in limits.groups))
-    if fleet.starvation is None or not _is_recent(limits, fleet.starvation, context.now_s):
+    least = max(1, sum(group.min_replicas for group in spec.rollouts))
+    if fleet.starvation is None or not _is_recent(spec, fleet.starvation, context.now_s):
         return least
     return max(least, fleet.starvation.workers + 1)
 
 
 def _latest_starvation(
-    limits: ControlLimits, fleet: FleetState, signals: RunSignals, context: ScalingContext
+    spec: VCPORunSpec, fleet: FleetState, signals: RunSignals, context: ScalingContext
 ) -> Starvation | None:
     last = fleet.starvation
     starves = signals.learner_idle_ratio > STARVED_IDLE_RATIO
     lacks_workers = signals.last is not None and not _is_all_leased(signals, context)
     # Just after a change the idle window still covers the time before it.
-    settled = _has_settled(fleet, signals, context, limits.scale_up_cooldown_s)
+    settled = _has_settled(fleet, signals, context, spec.control.scale_up_cooldown_seconds)
     if not (starves and lacks_workers and settled):
         return last
     ready = _num_ready(fleet, signals)
-    if last and last.workers > ready and _is_recent(limits, last, context.now_s):
+    if last and last.workers > ready and _is_recent(spec, last, context.now_s):
         return last
     return Starvation(workers=ready, seen_s=context.now_s)
 
 
-def _is_recent(limits: ControlLimits, starvation: Starvation, now_s: float) -> bool:
-    memory_s = STARVATION_MEMORY_COOLDOWNS * limits.scale_down_cooldown_s
+def _is_recent(spec: VCPORunSpec, starvation: Starvation, now_s: float) -> bool:
+    memory_s = STARVATION_MEMORY_COOLDOWNS * spec.control.scale_down_cooldown_seconds
     return now_s - starvation.seen_s < memory_s

@@ -19,7 +19,7 @@ import grpc
 from vcpo.api import VCPORun
 from vcpo.control.conditions import Condition, ConditionStatus, ConditionType
 from vcpo.control.decision import ControlDecision, ControlState, decide
-from vcpo.control.limits import ChangeKind, ControlLimits
+from vcpo.control.limits import ChangeKind
 from vcpo.control.run_limits import RunTimes, exceeded_deadline, startup_deadline_s
 from vcpo.control.signals import RunSignals
 from vcpo.learner_control import SIGNALS_TIMEOUT_S, LearnerControl, call_failure
@@ -114,8 +114,7 @@ class Host:
         self._metrics = options.metrics
         self._learner_restarts = 0
         self._metrics_port = options.metrics_port
-        self._limits = ControlLimits.of(run.spec)
-        self._state = ControlState.start(self._limits, now_s=clock())
+        self._state = ControlState.start(run.spec, now_s=clock())
         self._stale_age_s: float | None = None
         """Age of the signals when they were last seen to be too old; None while they are fresh."""
         self._started_s = clock()
@@ -182,7 +181,7 @@ class Host:
         for lost in self._fleet.reap():
             await self._report_loss(lost)
         await self._poll_processes()
-        decision, self._state = decide(self._limits, self._state, self._signals, self._clock())
+        decision, self._state = decide(self._spec, self._state, self._signals, self._clock())
         self._report_freshness(decision.condition(ConditionType.SIGNALS_FRESH))
         await self._apply(decision)
         self._export(decision)

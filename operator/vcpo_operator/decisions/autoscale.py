@@ -17,7 +17,6 @@ from pydantic import TypeAdapter
 
 from vcpo.api import VCPORunSpec
 from vcpo.control.decision import ControlDecision, ControlState, decide
-from vcpo.control.limits import ControlLimits
 from vcpo.control.signals import RunSignals
 from vcpo_operator.observed.records import ObservedState
 
@@ -48,9 +47,8 @@ def decide_autoscale(
     now_s: Unix time, since the state outlives the process.
     """
     live = {name: each.replicas for name, each in observed.groups.items()}
-    limits = ControlLimits.of(spec)
-    state = known or _restore_state(stored, limits, live, signals, now_s)
-    decision, state = decide(limits, adopt_live_replicas(state, live, now_s), signals, now_s)
+    state = known or _restore_state(stored, spec, live, signals, now_s)
+    decision, state = decide(spec, adopt_live_replicas(state, live, now_s), signals, now_s)
     return AutoscaleDecision(decision=decision, state=state)
 
 
@@ -72,7 +70,7 @@ def stored_state(state: ControlState) -> dict[str, Any]:
 
 def _restore_state(
     stored: Mapping[str, Any],
-    limits: ControlLimits,
+    spec: VCPORunSpec,
     live: Mapping[str, int],
     signals: RunSignals | None,
     now_s: float,
@@ -82,4 +80,4 @@ def _restore_state(
         return _STATE.validate_python(stored)
     except ValueError:
         in_force = signals.lag_limit_steps if signals else None
-        return ControlState.start(limits, now_s=now_s, replicas=live, lag_limit_steps=in_force)
+        return ControlState.start(spec, now_s=now_s, replicas=live, lag_limit_steps=in_force)

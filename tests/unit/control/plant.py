@@ -6,29 +6,33 @@ import random
 from dataclasses import dataclass, field
 
 from tests.fixtures.signals import run_signals_of
-from vcpo.api.workloads import Health, RolloutGroup
+from vcpo.api import VCPORunSpec
 from vcpo.control.decision import ControlDecision, ControlState, decide
-from vcpo.control.limits import ControlLimits
 from vcpo.control.signals import RunSignals
 
 BATCH = 16
 
 
-def limits(*groups: tuple[str, int, int], **changes: object) -> ControlLimits:
-    """The spec's defaults, with groups as (name, least, most)."""
-    chosen = {
-        "max_policy_lag_steps": 8,
-        "ess_floor_ratio": 0.1,
-        "guards": Health().guards,
-        "scale_up_cooldown_s": 30,
-        "scale_down_cooldown_s": 300,
-        **changes,
+def spec_of(
+    *groups: tuple[str, int, int],
+    max_policy_lag_steps: int = 8,
+    ess_floor_ratio: float = 0.1,
+    guarded: bool = True,
+) -> VCPORunSpec:
+    """A run's defaults, with groups as (name, least, most)."""
+    document = {
+        "model": {"name": "m"},
+        "environment": {"name": "countdown"},
+        "steps": 3,
+        "algorithm": {"maxPolicyLagSteps": max_policy_lag_steps},
+        "rollouts": [
+            {"name": name, "minReplicas": least, "maxReplicas": most}
+            for name, least, most in groups or (("main", 1, 8),)
+        ],
+        "control": {"essFloorRatio": ess_floor_ratio},
+        "health": {"enabled": guarded},
     }
-    bounds = tuple(
-        RolloutGroup(name=name, minReplicas=least, maxReplicas=most)
-        for name, least, most in groups or (("main", 1, 8),)
-    )
-    return ControlLimits(**chosen, groups=bounds)
+    return VCPORunSpec.model_validate(document)
 
 
 def signals(**changes: object) -> RunSignals:
@@ -63,7 +67,7 @@ def saturated_signals(**changes: object) -> RunSignals:
 class Plant:
     """A run that takes a step between two decisions and needs so many workers to keep busy."""
 
-    limits: ControlLimits
+    spec: VCPORunSpec
     needed_workers: float
     relative_ess_ratio: float = 0.9
     noise: random.Random = field(default_factory=lambda: random.Random(0))
@@ -72,7 +76,7 @@ class Plant:
     poll_s: float = 2.0
 
     def __post_init__(self) -> None:
-        self.state = ControlState.start(self.limits, now_s=self.now_s)
+        self.state = ControlState.start(self.spec, now_s=self.now_s)
         self.workers = dict(self.state.fleet.replicas)
 
     def advance(self) -> ControlDecision:
@@ -80,7 +84,7 @@ class Plant:
         self.step += 1
         self.now_s += self.poll_s
         seen = self.measure()
-        decision, self.state = decide(self.limits, self.state, seen, self.now_s)
+        decision, self.state = decide(self.spec, self.state, seen, self.now_s)
         self.workers = dict(decision.replicas)
         return decision
 

@@ -6,17 +6,15 @@ import dataclasses
 
 import pytest
 
-from tests.unit.control.plant import limits, saturated_signals, signals, starving_signals
+from tests.unit.control.plant import saturated_signals, signals, spec_of, starving_signals
 from vcpo.algo.health.early_warning import WarningLevel
-from vcpo.algo.health.guards import GuardPolicy
-from vcpo.api import VCPORun
 from vcpo.control.conditions import ConditionStatus, ConditionType, Reason, condition
 from vcpo.control.decision import ControlState, decide
-from vcpo.control.limits import ChangeKind, ControlLimits
+from vcpo.control.limits import ChangeKind
 from vcpo.control.scaling import Direction, FleetState, Starvation
 from vcpo.control.throttle import ThrottleState
 
-DEFAULTS = limits()
+DEFAULTS = spec_of()
 STATE = ControlState(
     throttle=ThrottleState(lag_limit_steps=4, progress=20, judged_step=9),
     fleet=FleetState(replicas={"main": 2}, scaled_s=0.0),
@@ -29,7 +27,7 @@ def reasons_of(seen, state=STATE):
 
 
 def test_without_signals_a_run_starts_at_the_minimum_and_the_full_lag():
-    bounds = limits(("main", 2, 8), ("spot", 0, 4))
+    bounds = spec_of(("main", 2, 8), ("spot", 0, 4))
     state = ControlState.start(bounds, now_s=0.0)
     decision, _ = decide(bounds, state, None, 0.0)
     assert decision.replicas == {"main": 2, "spot": 0}
@@ -37,7 +35,7 @@ def test_without_signals_a_run_starts_at_the_minimum_and_the_full_lag():
 
 
 def test_a_run_with_minimum_zero_starts_with_one_worker():
-    bounds = limits(("main", 0, 8), ("spot", 0, 4))
+    bounds = spec_of(("main", 0, 8), ("spot", 0, 4))
     assert ControlState.start(bounds, now_s=0.0).fleet.replicas == {"main": 1, "spot": 0}
 
 
@@ -132,7 +130,7 @@ def test_true_is_the_good_state_of_every_condition(kind, reason, status):
 
 
 def test_new_bounds_of_a_spec_apply_without_signals():
-    bounds = limits(("main", 3, 8), ("spot", 1, 2), max_policy_lag_steps=1)
+    bounds = spec_of(("main", 3, 8), ("spot", 1, 2), max_policy_lag_steps=1)
     decision, _ = decide(bounds, STATE, None, NOW_S)
     assert (decision.replicas, decision.lag_limit_steps) == ({"main": 3, "spot": 1}, 1)
 
@@ -148,19 +146,6 @@ def test_a_clock_set_back_does_not_lengthen_the_memory_of_starvation():
     fleet = FleetState(replicas={"main": 2}, scaled_s=0.0, starvation=starvation)
     state = dataclasses.replace(STATE, fleet=fleet).fit(DEFAULTS, 100.0)
     assert decide(DEFAULTS, state, saturated_signals(), 3_100.0)[0].direction is Direction.DOWN
-
-
-def test_limits_are_those_of_the_spec():
-    spec = {
-        "model": {"name": "m"},
-        "environment": {"name": "countdown"},
-        "steps": 3,
-        "algorithm": {"maxPolicyLagSteps": 8},
-        "rollouts": [{"name": "main", "minReplicas": 1, "maxReplicas": 8}],
-        "control": {"essFloorRatio": 0.1},
-    }
-    run = VCPORun.model_validate({"metadata": {"name": "r"}, "spec": spec})
-    assert ControlLimits.of(run.spec) == DEFAULTS
 
 
 @pytest.mark.parametrize("level", [WarningLevel.CRITICAL, WarningLevel.DEAD])
@@ -186,7 +171,7 @@ def test_a_warning_that_came_and_went_between_two_looks_is_followed():
 
 def test_a_spec_that_ignores_critical_warnings_leaves_the_lag_to_the_ess():
     seen = signals(step=12, warning_level=WarningLevel.DEAD, warning_score=1.0)
-    bounds = limits(guards=GuardPolicy())
+    bounds = spec_of(guarded=False)
     assert decide(bounds, STATE, seen, NOW_S)[0].lag_limit_steps >= 4
 
 
@@ -198,7 +183,7 @@ def test_a_fall_by_the_ess_is_not_put_down_to_a_warning_that_the_spec_ignores():
         ess_ratio_mean=0.04,
         on_policy_ess_ratio=0.8,
     )
-    bounds = limits(guards=GuardPolicy())
+    bounds = spec_of(guarded=False)
     (change,) = decide(bounds, STATE, seen, NOW_S)[0].changes
     assert change.sentence == (
         "Lag limit 4 -> 2 versions: the ESS ratio is 5.0% of the on-policy ratio."

@@ -11,10 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.fixtures.signals import with_record
-from tests.unit.control.plant import BATCH, Plant, limits, signals
+from tests.unit.control.plant import BATCH, Plant, signals, spec_of
 from vcpo.algo.health.early_warning import WarningLevel
+from vcpo.api import VCPORunSpec
 from vcpo.control.decision import ControlState, decide
-from vcpo.control.limits import ControlLimits
+from vcpo.control.limits import fit_replicas
 from vcpo.control.scaling import FleetState, Starvation
 from vcpo.control.signals import RunSignals
 from vcpo.control.throttle import PROBE_STEPS, ThrottleState
@@ -25,10 +26,10 @@ LAGS = st.integers(0, 20)
 
 
 @st.composite
-def all_limits(draw: st.DrawFn) -> ControlLimits:
+def all_bounds(draw: st.DrawFn) -> VCPORunSpec:
     bounds = st.tuples(st.integers(0, 6), st.integers(1, 12)).map(sorted)
     groups = [(f"group-{number}", *draw(bounds)) for number in range(draw(st.integers(1, 3)))]
-    return limits(
+    return spec_of(
         *groups,
         max_policy_lag_steps=draw(st.integers(0, 12)),
         ess_floor_ratio=draw(st.floats(0.01, 1.0)),
@@ -36,7 +37,7 @@ def all_limits(draw: st.DrawFn) -> ControlLimits:
 
 
 @st.composite
-def all_states(draw: st.DrawFn, bounds: ControlLimits) -> ControlState:
+def all_states(draw: st.DrawFn, bounds: VCPORunSpec) -> ControlState:
     times = st.floats(0.0, NOW_S)
     starvation = st.builds(Starvation, workers=st.integers(0, 36), seen_s=times)
     return ControlState(
@@ -48,7 +49,7 @@ def all_states(draw: st.DrawFn, bounds: ControlLimits) -> ControlState:
             tightened_lag_steps=draw(st.integers(0, 15)),
         ),
         fleet=FleetState(
-            replicas={group.name: draw(st.integers(0, 15)) for group in bounds.groups},
+            replicas={group.name: draw(st.integers(0, 15)) for group in bounds.rollouts},
             scaled_s=draw(times),
             scaled_step=draw(st.none() | st.integers(0, 20)),
             starvation=draw(st.none() | starvation),
@@ -57,7 +58,7 @@ def all_states(draw: st.DrawFn, bounds: ControlLimits) -> ControlState:
 
 
 @st.composite
-def all_signals(draw: st.DrawFn, bounds: ControlLimits) -> RunSignals:
+def all_signals(draw: st.DrawFn, bounds: VCPORunSpec) -> RunSignals:
     return signals(
         step=draw(st.integers(0, 20)),
         ess_ratio_mean=draw(st.none() | SHARES),
@@ -69,17 +70,17 @@ def all_signals(draw: st.DrawFn, bounds: ControlLimits) -> RunSignals:
         buffered=draw(st.integers(0, 14 * BATCH)),
         in_flight=draw(st.integers(0, 14 * BATCH)),
         learner_idle_ratio=draw(st.sampled_from([0.0, 1.0]) | SHARES),
-        ready_workers={group.name: draw(st.integers(0, 15)) for group in bounds.groups},
+        ready_workers={group.name: draw(st.integers(0, 15)) for group in bounds.rollouts},
     )
 
 
 @st.composite
-def situations(draw: st.DrawFn) -> tuple[ControlLimits, ControlState, RunSignals]:
-    bounds = draw(all_limits())
+def situations(draw: st.DrawFn) -> tuple[VCPORunSpec, ControlState, RunSignals]:
+    bounds = draw(all_bounds())
     return bounds, draw(all_states(bounds)), draw(all_signals(bounds))
 
 
-def workers(bounds: ControlLimits, state: ControlState, seen: RunSignals | None) -> int:
+def workers(bounds: VCPORunSpec, state: ControlState, seen: RunSignals | None) -> int:
     return sum(decide(bounds, state, seen, NOW_S)[0].replicas.values())
 
 
@@ -88,9 +89,9 @@ def workers(bounds: ControlLimits, state: ControlState, seen: RunSignals | None)
 def test_a_decision_is_within_the_bounds_of_the_spec(situation):
     bounds, state, seen = situation
     decision, _ = decide(bounds, state, seen, NOW_S)
-    assert 0 <= decision.lag_limit_steps <= bounds.max_policy_lag_steps
-    assert list(decision.replicas) == [group.name for group in bounds.groups]
-    for group in bounds.groups:
+    assert 0 <= decision.lag_limit_steps <= bounds.algorithm.max_policy_lag_steps
+    assert list(decision.replicas) == [group.name for group in bounds.rollouts]
+    for group in bounds.rollouts:
         assert group.min_replicas <= decision.replicas[group.name] <= group.max_replicas
     assert sum(decision.replicas.values()) >= 1
 
@@ -99,7 +100,7 @@ def test_a_decision_is_within_the_bounds_of_the_spec(situation):
 @given(situations())
 def test_at_most_one_group_changes_and_at_most_by_a_doubling_or_a_quarter(situation):
     bounds, state, seen = situation
-    before = bounds.fit(state.fleet.replicas)
+    before = fit_replicas(bounds.rollouts, state.fleet.replicas)
     after = decide(bounds, state, seen, NOW_S)[0].replicas
     changed = [name for name in before if before[name] != after[name]]
     assert len(changed) <= 1
@@ -185,7 +186,7 @@ def changes(values: list[object]) -> int:
 def test_noise_of_ten_percent_around_a_steady_state_moves_nothing_twice(
     needed_workers, relative_ess_ratio, floor, seed
 ):
-    bounds = limits(("main", 1, 32), ess_floor_ratio=floor)
+    bounds = spec_of(("main", 1, 32), ess_floor_ratio=floor)
     plant = Plant(bounds, needed_workers, relative_ess_ratio, noise=random.Random(seed))
     for _ in range(250):
         plant.advance()
@@ -201,7 +202,7 @@ def test_noise_of_ten_percent_around_a_steady_state_moves_nothing_twice(
     ("needed", "settled"), [(0.5, 1), (1.6, 2), (5.0, 5), (20.0, 20), (99.0, 32)]
 )
 def test_a_fleet_settles_near_what_the_learner_needs(needed, settled):
-    plant = Plant(limits(("main", 1, 32)), needed)
+    plant = Plant(spec_of(("main", 1, 32)), needed)
     for _ in range(250):
         decision = plant.advance()
     # The dead band leaves a learner alone that waits less than 30 % of the time.

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.control.plant import BATCH, limits, saturated_signals, signals, starving_signals
+from tests.unit.control.plant import BATCH, saturated_signals, signals, spec_of, starving_signals
+from vcpo.api import VCPORunSpec
 from vcpo.control.conditions import Reason
-from vcpo.control.limits import ControlLimits
 from vcpo.control.scaling import FleetState, ScalingContext, Starvation, next_fleet
 from vcpo.control.signals import RunSignals
 
-DEFAULTS = limits()
+DEFAULTS = spec_of()
 LATER_S = 1000.0
 
 
@@ -21,7 +21,7 @@ def fleet(workers: int = 2, **changes: object) -> FleetState:
 def decide(
     seen: RunSignals,
     before: FleetState | None = None,
-    bounds: ControlLimits = DEFAULTS,
+    bounds: VCPORunSpec = DEFAULTS,
     **context: object,
 ) -> tuple[dict[str, int], Reason]:
     chosen = {"lag_limit_steps": 8, "ess_has_room": True, "now_s": LATER_S, **context}
@@ -146,7 +146,7 @@ def test_a_full_group_stays_at_its_maximum():
 
 def test_the_last_worker_of_a_run_stays_even_with_a_minimum_of_zero():
     seen = saturated_signals(ready_workers={"main": 1})
-    bounds = limits(("main", 0, 8))
+    bounds = spec_of(("main", 0, 8))
     assert decide(seen, fleet(1), bounds) == ({"main": 1}, Reason.AT_MINIMUM)
 
 
@@ -167,7 +167,7 @@ def test_a_second_change_waits_for_a_new_step():
 )
 def test_groups_are_filled_in_order_one_at_a_time(spot, steady, after):
     replicas = {"spot": spot, "steady": steady}
-    bounds = limits(("spot", 0, 4), ("steady", 0, 8))
+    bounds = spec_of(("spot", 0, 4), ("steady", 0, 8))
     seen = starving_signals(ready_workers=replicas)
     assert decide(seen, fleet(replicas=replicas), bounds) == (after, Reason.SCALING_UP)
 
@@ -181,7 +181,7 @@ def test_groups_are_filled_in_order_one_at_a_time(spot, steady, after):
 )
 def test_groups_are_emptied_in_the_reverse_order(spot, steady, after):
     replicas = {"spot": spot, "steady": steady}
-    bounds = limits(("spot", 0, 4), ("steady", 1, 8))
+    bounds = spec_of(("spot", 0, 4), ("steady", 1, 8))
     seen = saturated_signals(ready_workers=replicas)
     assert decide(seen, fleet(replicas=replicas), bounds) == (after, Reason.SCALING_DOWN)
 

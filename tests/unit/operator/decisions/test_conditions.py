@@ -10,7 +10,6 @@ import pytest
 from tests.fixtures.operator.runs import make_run, pod, signals
 from vcpo.control.conditions import Condition
 from vcpo.control.decision import ControlState, decide
-from vcpo.control.limits import ControlLimits
 from vcpo.control.signals import RunSignals, WorkerSignals
 from vcpo_operator.children import Kind
 from vcpo_operator.decisions.conditions import (
@@ -177,8 +176,8 @@ def test_what_is_missing_is_a_start_before_the_first_step_and_a_fault_after(
 
 def training(says: RunSignals, **changes: Any) -> Condition:
     """`Ready` of a run whose parts are all well."""
-    limits = ControlLimits.of(make_run().spec)
-    decision, _ = decide(limits, ControlState.start(limits, now_s=0.0), says, 1.0)
+    spec = make_run().spec
+    decision, _ = decide(spec, ControlState.start(spec, now_s=0.0), says, 1.0)
     return conditions_for(LEARNER, WORKER, signals=says, decision=decision, **changes)["Ready"]
 
 
@@ -199,8 +198,8 @@ def test_a_nearly_solved_task_is_without_an_update_until_updates_are_the_rule_ag
 
 @pytest.mark.parametrize(("now_s", "is_told"), [(114.0, False), (115.0, True)])
 def test_a_failure_to_reach_a_learner_counts_once_it_has_been_ready_for_a_moment(now_s, is_told):
-    limits = ControlLimits.of(make_run().spec)
-    decision, _ = decide(limits, ControlState.start(limits, now_s=0.0), None, 1.0)
+    spec = make_run().spec
+    decision, _ = decide(spec, ControlState.start(spec, now_s=0.0), None, 1.0)
     ready = conditions_for(LEARNER)["LearnerReady"]
     before = RunStatus(conditions=merge_conditions([ready], RunStatus(), generation=1, now_s=100.0))
     known = {"decision": decision, "silence": Cause(reason="Unreachable", message="no answer")}

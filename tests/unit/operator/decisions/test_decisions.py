@@ -21,7 +21,7 @@ from tests.fixtures.operator.runs import (
 )
 from tests.unit.operator.decisions.plans import decision, desired_for, plan_names, settled_cluster
 from vcpo.control.decision import ControlState
-from vcpo.control.limits import ControlLimits, lag_change
+from vcpo.control.limits import lag_change
 from vcpo.wire.phase import RunPhase
 from vcpo_operator.children import Child, Kind, build_children
 from vcpo_operator.children.revision import Revision
@@ -131,7 +131,7 @@ def test_a_manual_scale_changes_the_desired_replicas():
 
 
 def test_a_manual_scale_restarts_the_cooldown():
-    known = ControlState.start(ControlLimits.of(make_run().spec), now_s=1.0)
+    known = ControlState.start(make_run().spec, now_s=1.0)
     autoscale = decide(make_observed(main=5), stored=stored_state(known))
     assert autoscale.state.fleet.scaled_s == NOW_S
 
@@ -142,7 +142,7 @@ def test_a_scale_beyond_the_bounds_is_brought_back_to_them():
 
 def test_a_state_reads_back_as_it_was_stored():
     spec = make_run(rollouts=[{"name": "main", "minReplicas": 2, "maxReplicas": 6}]).spec
-    known = ControlState.start(ControlLimits.of(spec), now_s=5.0, replicas={"main": 3})
+    known = ControlState.start(spec, now_s=5.0, replicas={"main": 3})
     assert decide(make_observed(main=3), stored=stored_state(known)).state == known
     change = lag_change(before=8, after=4, reason="a low ESS", decided_s=4.0)
     known = dataclasses.replace(known, last_lag_change=change)
@@ -150,7 +150,7 @@ def test_a_state_reads_back_as_it_was_stored():
 
 
 def test_what_is_unknown_is_not_stored():
-    known = ControlState.start(ControlLimits.of(make_run().spec), now_s=5.0)
+    known = ControlState.start(make_run().spec, now_s=5.0)
     assert set(stored_state(known)["fleet"]) == {"replicas", "scaled_s"}
 
 
