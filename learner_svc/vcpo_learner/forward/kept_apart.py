@@ -24,7 +24,7 @@ from vcpo_learner.per_sample_gradients.mixtures import is_experts
 from vcpo_learner.per_sample_gradients.module_calls import past_chunk
 
 _LENGTHS: Final = (9, 5, 3)
-"""Tokens of the trajectories, the longest first; one that passes a mixer's chunk stands before."""
+"""Tokens of the trajectories, the longest first. A model with mixers has one more before them."""
 _COMPARED: Final = 4
 """Last tokens of a trajectory that are compared."""
 _CONTEXTS: Final = ("max_position_embeddings", "n_positions")
@@ -43,7 +43,8 @@ def require_kept_apart(network: PolicyNetwork, *, packs: bool, is_half: bool = F
     name = type(network.model).__name__
     _require_one_table(network.model)
     first = _first_token(network.model)
-    lengths = [*filter(None, [past_chunk(network.model)]), *_LENGTHS]
+    chunk = past_chunk(network.model)
+    lengths = (chunk, *_LENGTHS) if chunk else _LENGTHS
     if packs and _leaks(network, first, lengths[0], is_half=is_half):
         raise StartError(
             f"spec.batch.rowLayout: packed, but {name} lets trajectories in one row see each other;"
