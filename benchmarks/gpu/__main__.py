@@ -71,6 +71,7 @@ PARTS: Final = (
     Part(place="kernels:break_even", limit_s=30),
     Part(place="sampling:sampler_against_learner", limit_s=120),
     Part(place="whole_runs:whole_run_vllm", limit_s=240),
+    Part(place="sampling:hybrids_against_learner", limit_s=300),
 )
 """In the order of their weight: a run that is cut short has answered the first ones."""
 

@@ -6,8 +6,10 @@ import asyncio
 import math
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 import torch
 from torch import nn
@@ -22,10 +24,21 @@ from benchmarks.gpu.random_models import (
 )
 from benchmarks.gpu.setting import Figures, Setting, has_vllm
 from benchmarks.harness.made import trajectory
+from benchmarks.model_families.families import FAMILIES
+from benchmarks.model_families.sampler_side import engine_difference
+from benchmarks.model_families.tiny_model import save_model
 from vcpo.algo.ess.importance_weights import ess_ratio
-from vcpo.api.workloads import Model, Precision, RolloutGroup
+from vcpo.api.workloads import EngineName, Model, Precision, RolloutGroup
+from vcpo.service.lifecycle import StartError
 from vcpo_learner.model.published_state import PublishedState
 from vcpo_learner.update.gradient import GradientAccumulation
+from vcpo_rollout.engines.engine import EngineError
+
+_HYBRIDS: Final = (
+    *("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next", "kimi_linear", "nemotron_h", "lfm2"),
+    *("falcon_h1", "olmo_hybrid", "jamba", "zamba2", "mamba2", "mamba", "falcon_mamba"),
+)
+"""Families that vLLM's build for CPUs refuses, and its build for GPUs should not."""
 
 if TYPE_CHECKING:
     from vcpo_rollout.engines.engine import Generation
@@ -61,6 +74,27 @@ def sampler_against_learner(setting: Setting) -> Figures:
             length: round(ess_ratio([row[length - 1] for row in sums]), 4) for length in lengths
         }
     }
+
+
+def hybrids_against_learner(setting: Setting) -> Figures:
+    """Two versions of each tiny hybrid in vLLM: mean gap to the learner, or why there is none."""
+    if not has_vllm():
+        yield {"skipped": "needs vLLM"}
+        return
+    families = {each.name: each for each in FAMILIES}
+    for name in _HYBRIDS:
+        family = families[name]
+        sizes = {**family.sizes, "linear_key_head_dim": 128, "linear_value_head_dim": 128}
+        with tempfile.TemporaryDirectory() as directory:
+            folder = Path(directory)
+            save_model(replace(family, sizes=sizes), folder)
+            try:
+                found: float | str = engine_difference(
+                    folder, EngineName.VLLM, precision=Precision.BFLOAT16
+                )
+            except (EngineError, StartError, ValueError) as error:
+                found = str(error)[:200]
+        yield {name: found}
 
 
 def _log_ratios(

@@ -1,11 +1,4 @@
-"""The steps that are compared: each takes the whole batch to one AdamW step.
-
-plain   what a training loop on transformers does: full logits, log-softmax, the loss with
-        truncated weights and the group's mean reward, backward, clipping, AdamW
-mean    the learner's step with the group's mean as baseline: no norms
-opob    the learner's step with the optimal baseline: exact norms and gradient
-trl     TRL's GRPO step with its own output head, where TRL is installed
-"""
+"""The steps that are compared: each takes the whole batch to one AdamW step."""
 
 from __future__ import annotations
 

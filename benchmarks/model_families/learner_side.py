@@ -27,8 +27,9 @@ from vcpo_learner.ranks.ranks import Ranks
 from vcpo_learner.update.micro_batches import MicroBatchRunner
 
 MAX_NEW_TOKENS: Final = 44
-_LENGTHS: Final = ((3, 5), (7, 12), (5, 30), (20, 28), (4, MAX_NEW_TOKENS), (2, 9))
-"""Tokens of prompts and responses: on both sides of every length that a configuration names."""
+_LENGTHS: Final = ((3, 5), (7, 12), (5, 30), (60, 28), (4, MAX_NEW_TOKENS), (2, 9))
+"""Tokens of prompts and responses: on both sides of every length that a configuration names, and of
+a chunk of the delta rule, 64."""
 _CPU: Final = torch.device("cpu")
 
 
