@@ -18,7 +18,7 @@ from benchmarks.model_families.learner_side import (
     rescored,
 )
 from vcpo.api import VCPORunSpec
-from vcpo.local.processes.ranks import free_port
+from vcpo.local.processes.child import free_port
 from vcpo.wire.trajectory import Trajectory
 from vcpo_learner.model.loading import pad_token_id
 from vcpo_learner.model.skeleton import load_on_ranks

@@ -28,7 +28,7 @@ from tests.chaos.steps import TOLERANCE, StepCheck
 from tests.chaos.witness import Witness
 from tests.fixtures.learner.dispatcher import TIMEOUT_S, ManualClock, make_ledger, make_trajectories
 from tests.fixtures.records import STEP
-from vcpo.algo.health.rate_backoff import RateBackoff
+from vcpo.algo.health.guards import RateBackoff
 from vcpo.api import load_run
 from vcpo.api.tracking import Sink, SinkName
 from vcpo.records.journal import Journal

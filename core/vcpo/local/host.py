@@ -23,12 +23,11 @@ from vcpo.control.limits import ChangeKind
 from vcpo.control.run_limits import RunTimes, exceeded_deadline, startup_deadline_s
 from vcpo.control.signals import RunSignals
 from vcpo.learner_control import SIGNALS_TIMEOUT_S, LearnerControl, call_failure
-from vcpo.local.processes.child import Liveness, answers_health_check, wait_for_exit
+from vcpo.local.processes.child import Liveness, answers_health_check, free_port, wait_for_exit
 from vcpo.local.processes.fleet import LEARNER_MODULE, Fleet, LostWorker, RunFailedError
 from vcpo.local.processes.forks import ForkedProcess
 from vcpo.local.processes.gpus import find_gpus
 from vcpo.local.processes.learner import LearnerProcess
-from vcpo.local.processes.ranks import free_port
 from vcpo.local.run_dir import RunDir
 from vcpo.local.terminal.run_view import EventFeed, RunView, run_view
 from vcpo.local.terminal.summary import Ending, RunOutcome, outcome_of_complete

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vcpo_learner.output_head.gradient_tiles import HeadObjective
-from vcpo_learner.output_head.own_rows import OwnRows, own_rows
+from vcpo_learner.output_head.gradient_tiles import HeadObjective, OwnRows, own_rows
 from vcpo_learner.output_head.trajectory_gradients import (
     GradientSums,
     TrajectoryGradients,

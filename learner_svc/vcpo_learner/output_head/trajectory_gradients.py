@@ -23,10 +23,10 @@ from torch import Tensor
 from vcpo_learner.device import to_device
 from vcpo_learner.output_head.gradient_tiles import (
     HeadObjective,
+    OwnRows,
     Piece,
     runs_of_tokens,
 )
-from vcpo_learner.output_head.own_rows import OwnRows
 
 _FLOPS_PER_TOUCH = {"cpu": 12.0, "cuda": 400.0}
 """Multiplications in the time of reading and writing one number of a tile: of a CPU's cache, of a

@@ -30,7 +30,7 @@ from vcpo.algo.ess.importance_weights import NonFiniteWeightError
 from vcpo.algo.ess.unit import EssReading
 from vcpo.algo.ess.verdict import RefusalReason, StepVerdict
 from vcpo.algo.health.fresh_tokens import FreshBlock
-from vcpo.algo.health.rate_backoff import RateBackoff
+from vcpo.algo.health.guards import RateBackoff
 from vcpo.api import VCPORunSpec
 from vcpo.metrics.device_memory import device_memory
 from vcpo.records.reasons import SkipReason

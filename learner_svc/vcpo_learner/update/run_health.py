@@ -10,8 +10,7 @@ from pydantic import TypeAdapter
 
 from vcpo.algo.health.collapse import RewardWatch
 from vcpo.algo.health.early_warning import EarlyWarning, StepHealth, WarningLevel
-from vcpo.algo.health.guards import GuardPolicy, RollbackNeed, Rollbacks
-from vcpo.algo.health.rate_backoff import RateBackoff
+from vcpo.algo.health.guards import GuardPolicy, RateBackoff, RollbackNeed, Rollbacks
 from vcpo.api import VCPORunSpec
 from vcpo_learner.update.batch_decision import StepDecision
 from vcpo_learner.update.result import BatchGradient

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from tests.unit.control.plant import signals
 from vcpo.api import parse_run
-from vcpo.control.admission import admissible_trajectories, surplus_trajectories
 from vcpo.control.run_limits import (
     FailureStreak,
     LimitReason,
@@ -20,6 +19,7 @@ from vcpo.control.run_limits import (
     exceeded_restarts,
     next_deadline_s,
 )
+from vcpo_learner.ledger.admission import admissible_trajectories, surplus_trajectories
 
 
 def test_relative_ess_is_a_share_of_the_on_policy_ratio():

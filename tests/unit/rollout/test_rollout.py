@@ -12,7 +12,7 @@ import pytest
 
 from vcpo.api import VCPORun, load_run, parse_run, run_to_yaml
 from vcpo.local.preflight import with_local_paths
-from vcpo.local.processes.ranks import free_port
+from vcpo.local.processes.child import free_port
 from vcpo.metrics import RolloutMetrics
 from vcpo.records.samples import AnsweredPrompt, FailedPrompt, TrialEnd, TrialMessage, read_message
 from vcpo.service.lifecycle import CANNOT_START, StartError

@@ -3,6 +3,10 @@
 The standard input of every child is the reading end of a pipe. When the host ends, for whatever
 reason, the pipe ends and the child exits (`vcpo.service.lifecycle.on_parent_exit`). A child that is
 stopped then continues (`wake_at_parent_exit`), so no orphan stays.
+
+The ranks of a learner train together and find each other by the variables that torchrun sets
+(https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables). None of them can
+continue without the others, so they are started, stopped and restarted as one group.
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,7 +27,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from vcpo.control.run_limits import is_hung
 from vcpo.local.processes.forks import ForkedProcess
-from vcpo.service.lifecycle import CANNOT_START, Ready, describe_exit, read_ready
+from vcpo.service.lifecycle import CANNOT_START, RANK_LOST, Ready, describe_exit, read_ready
 from vcpo.service.logs import END_VARIABLE
 from vcpo.wire.client import open_channel
 
@@ -203,3 +208,58 @@ class Liveness:
 
 def _key(child: ChildProcess) -> tuple[int, bool]:
     return child.process.pid, child.ready is not None
+
+
+_LOOPBACK = "127.0.0.1"
+
+
+def rank_name(rank: int) -> str:
+    """Return the name of a rank's process, log and ready file: `learner`, `learner-1`, ..."""
+    return "learner" if rank == 0 else f"learner-{rank}"
+
+
+def rank_variables(rank: int, *, num_ranks: int, port: int) -> dict[str, str]:
+    """Return the environment variables of a rank; none if it is the only one.
+
+    port: where rank 0 waits for the others, on the loopback address.
+    """
+    if num_ranks == 1:
+        return {}
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(num_ranks),
+        "LOCAL_RANK": str(rank),
+        "LOCAL_WORLD_SIZE": str(num_ranks),
+        "MASTER_ADDR": _LOOPBACK,
+        "MASTER_PORT": str(port),
+    }
+
+
+def free_port() -> int:
+    """Return a port of the loopback address that nobody listens on now."""
+    with socket.socket() as listener:
+        listener.bind((_LOOPBACK, 0))
+        port: int = listener.getsockname()[1]
+    return port
+
+
+def first_failure(ranks: Sequence[ChildProcess]) -> int | None:
+    """Return the rank that failed, of those that have ended; None if none failed.
+
+    One failure ends all ranks within moments. The cause is the rank that hung; else the one that a
+    signal killed; else the one that does not say that it lost another.
+    """
+    failed = [rank for rank, child in enumerate(ranks) if child.exit_code]
+    return min(failed, key=lambda rank: (_suspicion(ranks[rank]), rank), default=None)
+
+
+def _suspicion(child: ChildProcess) -> int:
+    """Return how surely an ended process is not the cause: 0 is the cause."""
+    assert child.exit_code is not None
+    if child.hung_s:
+        return 0
+    if child.exit_code == -signal.SIGABRT:  # the communication library aborts where a rank is lost
+        return 2
+    if child.exit_code < 0:
+        return 1
+    return 3 if child.exit_code == RANK_LOST else 2

@@ -12,10 +12,16 @@ from typing import Final
 from vcpo.api import VCPORun
 from vcpo.control.run_limits import MAX_WORKER_FAILURES, FailureStreak
 from vcpo.local.models import worker_bytes
-from vcpo.local.processes.child import ChildProcess, start_child, stop_children
+from vcpo.local.processes.child import (
+    ChildProcess,
+    free_port,
+    rank_name,
+    rank_variables,
+    start_child,
+    stop_children,
+)
 from vcpo.local.processes.forks import ForkedProcess, can_fork
 from vcpo.local.processes.gpus import GpuShare, gpu_bytes, plan_gpus
-from vcpo.local.processes.ranks import free_port, rank_name, rank_variables
 from vcpo.local.run_dir import RunDir
 from vcpo.service.lifecycle import CANNOT_START, DRAINED, SERVICE_ENVIRONMENT
 from vcpo.service.process import module_command

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 
 from vcpo.api import VCPORunSpec
 from vcpo.control.run_limits import FailureStreak, exceeded_restarts
-from vcpo.local.processes.child import ChildProcess
+from vcpo.local.processes.child import ChildProcess, first_failure
 from vcpo.local.processes.fleet import Fleet, RunFailedError
-from vcpo.local.processes.ranks import first_failure
 from vcpo.service.lifecycle import CANNOT_START, DRAINED, Ready
 
 

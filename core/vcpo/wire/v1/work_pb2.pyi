@@ -178,7 +178,7 @@ class LeaseRequest(_message.Message):
     another incarnation's weights get no leases.
     """
     held_policy_version: _builtins.int
-    """Version that the worker samples from; admission counts from it (vcpo.control.admission)."""
+    """Version that the worker samples from; admission counts from it (ledger/admission.py)."""
     max_trajectories: _builtins.int
     """Number of sequences that the worker can start now. The granted leases want at most this many
     trajectories together.

@@ -27,9 +27,15 @@ from vcpo.algo.health.fresh_tokens import (
     scale_error_of,
     without_largest_gaps,
 )
-from vcpo.algo.health.guards import MAX_ROLLBACKS, GuardPolicy, RollbackNeed, Rollbacks
+from vcpo.algo.health.guards import (
+    MAX_ROLLBACKS,
+    SMALLEST_BACKOFF,
+    GuardPolicy,
+    RateBackoff,
+    RollbackNeed,
+    Rollbacks,
+)
 from vcpo.algo.health.mismatch_review import REVIEWED_BLOCKS, largest_variance, review
-from vcpo.algo.health.rate_backoff import SMALLEST_BACKOFF, RateBackoff
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,8 @@ import torch
 
 from tests.unit.learner.output_head.heads import FORMS, VOCABULARY, case
 from vcpo_learner.output_head import logit_tiles, trajectory_gradients
-from vcpo_learner.output_head.gradient_tiles import runs_of_tokens
+from vcpo_learner.output_head.gradient_tiles import own_rows, runs_of_tokens
 from vcpo_learner.output_head.logit_tiles import LogitForm, TileSize
-from vcpo_learner.output_head.own_rows import own_rows
 from vcpo_learner.output_head.tiled_head import apply_head
 from vcpo_learner.output_head.trajectory_gradients import (
     GradientSums,

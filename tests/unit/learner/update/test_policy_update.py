@@ -20,7 +20,7 @@ from tests.fixtures.learner.updates import first_moments, make_spec
 from vcpo.algo.ess.finite_batch import nats_at_size
 from vcpo.algo.ess.importance_weights import ess_ratio
 from vcpo.algo.health.fresh_tokens import gap_of
-from vcpo.algo.health.rate_backoff import RateBackoff
+from vcpo.algo.health.guards import RateBackoff
 from vcpo.records.reasons import SkipReason
 from vcpo.wire.trajectory import VersionSpan
 from vcpo_learner.update.policy_update import PolicyUpdate

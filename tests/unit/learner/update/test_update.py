@@ -23,8 +23,7 @@ from vcpo.algo.ess.importance_weights import WeightMoments, ess_ratio
 from vcpo.algo.ess.unit import near_equal_blocks
 from vcpo.algo.health.diagnostics import TokenSums
 from vcpo.algo.health.early_warning import StepHealth, WarningLevel
-from vcpo.algo.health.guards import RollbackNeed, Rollbacks
-from vcpo.algo.health.rate_backoff import RateBackoff
+from vcpo.algo.health.guards import RateBackoff, RollbackNeed, Rollbacks
 from vcpo.api.algorithm import Algorithm, RowLayout
 from vcpo.api.workloads import Health, Precision
 from vcpo.service.lifecycle import StartError

@@ -9,10 +9,9 @@ from types import SimpleNamespace
 import pytest
 
 from tests.unit.local.processes.fake_processes import RUN_OF_TWO_RANKS, TIMEOUT_S, wait_for_end
-from vcpo.local.processes.child import ChildProcess
+from vcpo.local.processes.child import ChildProcess, first_failure, rank_variables
 from vcpo.local.processes.fleet import Fleet, RunFailedError
 from vcpo.local.processes.learner import LearnerProcess
-from vcpo.local.processes.ranks import first_failure, rank_variables
 from vcpo.service.lifecycle import CANNOT_START, DRAINED, RANK_LOST
 
 
