@@ -7,6 +7,7 @@ not count them.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +16,9 @@ from typing import Final
 
 from vcpo.algo.health.collapse import near_rewards
 from vcpo.api import VCPORunSpec
+from vcpo.records.journal import EvaluationRecord
 from vcpo.wire.trajectory import Trajectory
+from vcpo.wire.versions import step_of
 from vcpo_learner.clock import Clock
 from vcpo_learner.ledger.lease import MAX_ATTEMPTS, Lease, Purpose, SubmitOutcome
 from vcpo_learner.ledger.lease_book import LeaseBook
@@ -28,16 +31,8 @@ _PROMPTS_SHOWN: Final = 8
 class EvaluationResult:
     """The result of a round."""
 
-    step: int
-    """Optimizer steps taken when the round began."""
-    accuracy: float
-    """Mean reward of the responses, without rewards that are far from the others."""
-    num_prompts: int
-    """Distinct prompts with a response; one that repeats another counts for nothing."""
-    num_trajectories: int
-    """Responses to these prompts."""
-    policy_version_min: int
-    policy_version_max: int
+    record: EvaluationRecord
+    """Without rewards that are far from the others, and without prompts that repeat another."""
     first_responses: Mapping[int, Trajectory]
     """One to each of the first prompts that has any, by prompt's index, in their order."""
 
@@ -153,18 +148,18 @@ class EvaluationRound:
             distinct.setdefault(tuple(own[0].prompt_token_ids), own)
         responses = [each for own in distinct.values() for each in own]
         versions = [span.policy_version for one in responses for span in one.version_spans]
-        return EvaluationResult(
+        record = EvaluationRecord(
             step=self._step,
+            time_unix_s=time.time(),
             # One reward that is far from the others would make a checkpoint the best for ever.
             accuracy=fmean(near_rewards([response.reward for response in responses])),
             num_prompts=len(distinct),
             num_trajectories=len(responses),
-            policy_version_min=min(versions),
-            policy_version_max=max(versions),
-            first_responses={
-                at: own[0] for at, own in sorted(self._responses.items()) if at < _PROMPTS_SHOWN
-            },
+            policy_version_min=step_of(min(versions)),
+            policy_version_max=step_of(max(versions)),
         )
+        shown = {at: own[0] for at, own in sorted(self._responses.items()) if at < _PROMPTS_SHOWN}
+        return EvaluationResult(record=record, first_responses=shown)
 
     def _release(self, leases: Sequence[Lease]) -> int:
         for lease in leases:

@@ -24,13 +24,11 @@ from vcpo.api import VCPORun, VCPORunSpec, algorithm_warnings, batch_warnings, r
 from vcpo.control.limits import ChangeKind, lag_change_sentence, warning_reason
 from vcpo.judgement import lasting_collapse
 from vcpo.metrics.label_values import Stage
-from vcpo.records.journal import EvaluationRecord
 from vcpo.records.reasons import DropReason
 from vcpo.records.step_record import StepRecord, update_fields
 from vcpo.service.lifecycle import StartError, peak_memory_bytes
 from vcpo.wire.phase import RunPhase
 from vcpo.wire.trajectory import Trajectory
-from vcpo.wire.versions import step_of
 from vcpo_learner.clock import Clock
 from vcpo_learner.event_loop import TensorThread
 from vcpo_learner.ledger.dispatcher import Dispatcher
@@ -372,17 +370,9 @@ class TrainingLoop:
         if result is None:
             self.event("EvaluationWithoutResult", f"step {step}: no response to a held-out prompt")
             return
-        record = EvaluationRecord(
-            step=result.step,
-            time_unix_s=time.time(),
-            accuracy=result.accuracy,
-            num_prompts=result.num_prompts,
-            num_trajectories=result.num_trajectories,
-            policy_version_min=step_of(result.policy_version_min),
-            policy_version_max=step_of(result.policy_version_max),
-        )
+        record = result.record
         self.dispatcher.ledger.record_evaluation(record.step, record.accuracy)
-        answers = evaluation_samples(result.step, result.first_responses, self.tokenizer)
+        answers = evaluation_samples(record.step, result.first_responses, self.tokenizer)
         self.records.evaluation(record, answers)
         self.signals.accuracy = record.accuracy
         self.gauges.record_evaluation(record, self.dispatcher.ledger.accuracies)

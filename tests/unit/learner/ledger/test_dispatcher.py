@@ -266,7 +266,7 @@ class TestEvaluation:
         assert held_out.purpose is Purpose.EVALUATION
         assert {one.purpose for one in await lease_now(fixture)} == {Purpose.TRAIN}
         fixture.submit(held_out, reward=0.5)
-        assert (await round_).accuracy == 0.5
+        assert (await round_).record.accuracy == 0.5
 
     async def test_no_training_prompt_is_granted_during_an_exclusive_round(self, fixture):
         round_ = await begin_round(fixture, exclusive=True)
@@ -282,7 +282,7 @@ class TestEvaluation:
         assert await lease_now(fixture, held=2) == []
         (held_out,) = await lease_now(fixture, held=3)
         fixture.submit(held_out, versions=(3,))
-        assert (await round_).policy_version_min == 3
+        assert (await round_).record.policy_version_min == 3
 
     async def test_a_round_waits_for_the_one_under_way(self, fixture):
         first = await begin_round(fixture, exclusive=False, step=1)
@@ -290,11 +290,11 @@ class TestEvaluation:
         (held_out,) = await lease_now(fixture)
         assert len(await lease_now(fixture)) == 4  # the first, which is not exclusive, is under way
         fixture.submit(held_out)
-        assert (await first).step == 1
+        assert (await first).record.step == 1
         await settle()
         (held_out,) = await lease_now(fixture)
         fixture.submit(held_out)
-        assert (await second).step == 2
+        assert (await second).record.step == 2
 
     async def test_a_drain_ends_the_round_and_those_that_wait_for_it(self, fixture):
         rounds = [await begin_round(fixture, exclusive=False, step=step) for step in (1, 2)]

@@ -3,7 +3,8 @@ from dataclasses import replace
 import pytest
 
 from tests.fixtures.learner.dispatcher import TIMEOUT_S, make_run, make_trajectories, prompts
-from vcpo_learner.ledger.evaluation import EvaluationResult, EvaluationRound
+from vcpo.records.journal import EvaluationRecord
+from vcpo_learner.ledger.evaluation import EvaluationRound
 
 
 @pytest.fixture
@@ -47,15 +48,15 @@ def test_the_result_is_the_mean_reward_and_the_range_of_versions(make_round):
     first, second = grant(round_, 2)
     round_.submit(first.lease_id, answers_to(first, reward=1.0, versions=(6, 7)))
     round_.submit(second.lease_id, answers_to(second, reward=0.5, versions=(7, 9)))
-    result = replace(round_.result(), first_responses={})
-    assert result == EvaluationResult(
+    record = replace(round_.result().record, time_unix_s=0.0)
+    assert record == EvaluationRecord(
         step=7,
+        time_unix_s=0.0,
         accuracy=0.75,
         num_prompts=2,
         num_trajectories=2,
         policy_version_min=6,
         policy_version_max=9,
-        first_responses={},
     )
 
 
@@ -66,7 +67,7 @@ def test_a_prompt_that_repeats_another_counts_for_nothing(make_round):
         reward *= lease.prompt_index < 2
         answers = make_trajectories(lease, reward=reward, prompt_token_ids=asked)
         round_.submit(lease.lease_id, answers)
-    result = round_.result()
+    result = round_.result().record
     assert (result.accuracy, result.num_prompts, result.num_trajectories) == (0.75, 2, 4)
 
 
@@ -87,7 +88,7 @@ def test_a_reward_that_is_far_from_the_others_makes_no_evaluation_the_best(make_
     rewards = [1.0, 0.0] * 5 + [1.0, 1e4]
     for lease, reward in zip(grant(round_, 12), rewards, strict=True):
         round_.submit(lease.lease_id, answers_to(lease, reward=reward))
-    assert round_.result().accuracy == pytest.approx(6 / 11)
+    assert round_.result().record.accuracy == pytest.approx(6 / 11)
 
 
 def test_an_expired_prompt_is_leased_to_somebody_else(make_round, clock):

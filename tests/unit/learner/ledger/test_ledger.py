@@ -156,7 +156,7 @@ async def test_held_out_prompts_that_it_holds_are_granted_again():
     fixture.submit(again, worker_id="good")
     result = await round_
     assert result is not None
-    assert result.num_trajectories == 1
+    assert result.record.num_trajectories == 1
 
 
 @pytest.fixture

@@ -176,4 +176,4 @@ async def test_a_held_out_prompt_that_is_too_long_is_not_granted_again():
     fixture.submit(second)
     result = await round_
     assert result is not None
-    assert result.num_trajectories == 1
+    assert result.record.num_trajectories == 1

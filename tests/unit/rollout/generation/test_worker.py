@@ -193,7 +193,7 @@ async def test_the_responses_of_an_evaluation_restart(fixture):
     await shut_down_at_work(fixture, lambda: fixture.engine.sampling == 1)
     fixture.engine.gate.set()
     async with run_in_task(fixture.worker(places=2, learner=fixture.client_for("another"))):
-        assert (await evaluating).num_trajectories == 1
+        assert (await evaluating).record.num_trajectories == 1
     assert [request.partial_response for request in fixture.engine.requests[:2]] == [None, None]
 
 
@@ -316,5 +316,5 @@ async def test_the_responses_of_an_evaluation_have_all_of_their_time():
             await eventually(lambda: fixture.engine.sampling == 1)
             time.advance(9.5)
             fixture.engine.gate.set()
-            assert (await evaluating).num_trajectories == 1
+            assert (await evaluating).record.num_trajectories == 1
     assert len(fixture.engine.requests) == 1
