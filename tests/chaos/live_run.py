@@ -30,7 +30,7 @@ from tests.chaos.recorder import Line, read_lines
 from tests.chaos.wall_clock import CLOCK_VARIABLE, WallClock
 from tests.chaos.witness import ORDER_VARIABLE, PAYLOADS_VARIABLE, WITNESS_VARIABLE
 from tests.fixtures.certificates import RunCertificates
-from tests.fixtures.ports import free_port
+from vcpo.local.processes.child import free_port
 from vcpo.service.lifecycle import CANNOT_START, DRAINED, SERVICE_ENVIRONMENT, Ready, read_ready
 from vcpo.wire.access.roles import LEARNER_ROLES, WORKER_ROLES, key_variables, new_run_keys
 

@@ -39,7 +39,7 @@ from tests.fakes.kubelet.settings import ImageRoot, KubeletSettings
 from tests.fixtures.kubernetes.control_plane import ControlPlane, control_plane
 from tests.fixtures.kubernetes.operator_process import operator_process
 from tests.fixtures.observation.prometheus_server import PrometheusServer
-from tests.fixtures.ports import free_port
+from vcpo.local.processes.child import free_port
 from vcpo.records.journal import read_metrics
 
 ROOT = Path(__file__).resolve().parents[2]

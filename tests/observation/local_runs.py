@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.fixtures.observation.prometheus_server import PrometheusServer, prometheus_server
-from tests.fixtures.ports import free_port
 from tests.fixtures.rules.variants import scaled_rules
+from vcpo.local.processes.child import free_port
 from vcpo.local.run_dir import RunDir
 from vcpo.records.journal import EventRecord, Metrics, read_events, read_metrics
 from vcpo.service.lifecycle import read_ready

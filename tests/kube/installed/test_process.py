@@ -13,7 +13,7 @@ import pytest
 
 from tests.fixtures.kubernetes.waiting import until_stored
 from tests.fixtures.operator.operator import KEY, operator_fixture
-from tests.fixtures.ports import free_port
+from vcpo.local.processes.child import free_port
 
 STRANGER = ("unshare", "--user", "--map-user=65532", "--map-group=65532")
 """Runs a command under the image's user id; no passwd file knows it."""

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from benchmarks.estimators import reference_parity
 from vcpo import algo
-from vcpo.algo.advantage import BaselineScope, advantages, batch_advantages
+from vcpo.algo.advantage import BaselineScope, advantages, batch_advantages, vtrace
 from vcpo.algo.baseline import Baseline
 from vcpo.algo.coverage import on_policy_mean_weight, policy_coverage
 from vcpo.algo.ess.importance_weights import NonFiniteWeightError, ess_ratio
@@ -378,3 +378,50 @@ def test_numbers_that_belong_to_another_group_are_refused() -> None:
 def test_a_batch_without_groups_is_refused() -> None:
     with pytest.raises(ValueError, match="groups is empty"):
         batch_advantages([], Baseline.GROUP_MEAN)
+
+
+finite = st.floats(-3.0, 3.0)
+
+
+def test_the_worked_example_of_vtrace():
+    # pi/mu = 2, .5, 1 cut at 1; r = 0, 0, 1; V = .2, .4, .6: delta = .2, .1, .4.
+    found = vtrace([math.log(2.0), math.log(0.5), 0.0], [0.0, 0.0, 1.0], [0.2, 0.4, 0.6])
+    assert found.targets == pytest.approx((0.7, 0.7, 1.0))
+    assert found.advantages == pytest.approx((0.5, 0.3, 0.4))
+
+
+@given(st.lists(st.tuples(finite, finite), min_size=1, max_size=8))
+def test_on_policy_a_target_of_vtrace_is_the_sum_of_the_rewards_to_come(rows):
+    rewards, values = zip(*rows, strict=True)
+    found = vtrace([0.0] * len(rows), rewards, values)
+    sums = [math.fsum(rewards[t:]) for t in range(len(rows))]
+    assert found.targets == pytest.approx(sums, abs=1e-9)
+    gaps = [total - value for total, value in zip(sums, values, strict=True)]
+    assert found.advantages == pytest.approx(gaps, abs=1e-9)
+
+
+def test_a_token_that_the_learner_rules_out_ends_the_trace():
+    found = vtrace([0.0, -math.inf], [0.0, 1.0], [0.5, 0.25])
+    assert found.targets == (0.25, 0.25)
+    assert found.advantages == (-0.25, 0.0)
+
+
+def test_vtrace_caps_ratios_of_any_size():
+    assert vtrace([1e4, -1e4], [1.0, 1.0], [0.0, 0.0]).advantages == (1.0, 0.0)
+
+
+@pytest.mark.parametrize("log_ratio", [math.nan, math.inf])
+def test_vtrace_refuses_a_ratio_that_is_no_number(log_ratio):
+    with pytest.raises(NonFiniteWeightError, match=r"log_ratios\[0\]"):
+        vtrace([log_ratio], [0.0], [0.0])
+
+
+def test_vtrace_refuses_rows_of_different_length():
+    with pytest.raises(ValueError, match="2, 1 and 2 entries"):
+        vtrace([0.0, 0.0], [1.0], [0.0, 0.0])
+
+
+@pytest.mark.parametrize(("rewards", "values"), [([math.nan], [0.0]), ([0.0], [math.nan])])
+def test_vtrace_refuses_a_reward_or_value_that_is_no_number(rewards, values):
+    with pytest.raises(NonFiniteWeightError):
+        vtrace([0.0], rewards, values)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from tests.fixtures.samples import make_sample
+from tests.fixtures.records import make_sample
 from vcpo.cli.main import app
 from vcpo.local.run_dir import RunDir
 from vcpo.local.terminal.samples import trial_advice, trial_facts

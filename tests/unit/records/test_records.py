@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.fixtures.disk_limits import files_of_at_most
-from tests.fixtures.records import EVALUATION, STEP
-from tests.fixtures.samples import make_sample
+from tests.fixtures.records import EVALUATION, STEP, make_sample
 from vcpo.algo.health.diagnostics import BatchDiagnostics
 from vcpo.metrics.step_gauges import GAUGES
 from vcpo.records.journal import (

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fixtures.samples import make_sample
+from tests.fixtures.records import make_sample
 from vcpo.api import run_to_yaml
 from vcpo.records.journal import Journal, Metrics
 from vcpo.report import RecordedRun, render_report, write_report

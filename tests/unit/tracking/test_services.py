@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.fixtures.records import STEP
-from tests.fixtures.samples import make_sample
+from tests.fixtures.records import STEP, make_sample
 from tests.fixtures.tracking import tensorboard_scalars, tensorboard_texts, wandb_history, wandb_ids
 from vcpo.api import SpecError, VCPORun
 from vcpo.api.tracking import Sink, SinkName, Tracking

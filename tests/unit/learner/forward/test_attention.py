@@ -27,8 +27,8 @@ from transformers import (
 )
 
 from tests.fixtures.families import family as family_of
-from tests.fixtures.learner.largest_tensor import LargestTensor
 from tests.fixtures.learner.models import PAD, VOCABULARY, own_logprobs, sampled_groups
+from tests.fixtures.learner.norms import LargestTensor
 from tests.fixtures.learner.updates import expected_gradient, gradient_of_step, make_spec
 from vcpo.api.algorithm import RowLayout
 from vcpo.api.learner import Attention

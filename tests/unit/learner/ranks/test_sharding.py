@@ -3,7 +3,7 @@
 import pytest
 from torch import nn
 
-from tests.fixtures.learner.largest_tensor import LargestTensor
+from tests.fixtures.learner.norms import LargestTensor
 from tests.fixtures.learner.ranks import run_ranks
 from vcpo.api.learner import Optimizer
 from vcpo.api.workloads import Precision

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from tests.fixtures.records import EVALUATION, STEP
+from tests.fixtures.records import EVALUATION, STEP, make_sample
 from tests.fixtures.run_views import view_with
-from tests.fixtures.samples import make_sample
 from tests.fixtures.signals import signals_message
 from vcpo.api import parse_run, run_to_yaml
 from vcpo.judgement import skip_cause
