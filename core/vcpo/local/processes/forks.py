@@ -11,6 +11,7 @@ import gc
 import json
 import os
 import sys
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from vcpo.service.process import end_with
 _VARIABLE: Final = "VCPO_FORK"
 """Environment variable; with 0 each process of a local run imports for itself."""
 _MODULES: Final = ("vcpo_learner.command", "vcpo_rollout.command", "vcpo_rollout.engines.hf.engine")
+_ENDING_S: Final = 5.0
 _SPARE: Final = 2  # for workers that are added later, and for restarts
 
 
@@ -59,7 +61,7 @@ def can_fork(run: VCPORun, group: RolloutGroup) -> bool:
 def fork_services(run: VCPORun, *, has_gpus: bool) -> list[ForkedProcess]:
     """Import and fork what a run starts first; nothing where that is impossible or switched off.
 
-    The caller has no thread yet, and no file open that must not outlive it.
+    The caller has no thread that stays, and no file open that must not outlive it.
     """
     workers = [group.min_replicas for group in run.spec.rollouts if can_fork(run, group)]
     is_possible = sys.platform == "linux" and None not in {sys.stdin, sys.stdout, sys.stderr}
@@ -74,6 +76,8 @@ def fork_services(run: VCPORun, *, has_gpus: bool) -> list[ForkedProcess]:
     try:
         for module in _MODULES:
             import_module(module)
+        for thread in threading.enumerate()[1:]:  # of a status that was shown, and ends
+            thread.join(_ENDING_S)
         if len(list(Path("/proc/self/task").iterdir())) > 1:
             return []
         return _fork(run.spec.learner.ranks_per_replica + sum(workers) + _SPARE)

@@ -193,6 +193,23 @@ def test_a_fork_works_as_a_child_and_none_that_waits_outlives_a_killed_host(tmp_
     assert (status, has_ended(fork)) == (69, True)
 
 
+BESIDE_A_STATUS = """
+import threading
+from tests.unit.local.processes.fake_processes import RUN_OF_TWO_RANKS
+from vcpo.local.processes import forks
+forks._MODULES = ()
+threading.Timer(0.2, int).start()
+print(len(forks.fork_services(RUN_OF_TWO_RANKS, has_gpus=False)))
+"""
+
+
+def test_a_thread_that_ends_keeps_no_run_from_forking():
+    found = subprocess.run(
+        [sys.executable, "-c", BESIDE_A_STATUS], input=b"", capture_output=True, check=True
+    )
+    assert int(found.stdout) > 1
+
+
 def test_what_must_import_for_itself_is_not_forked():
     run, group = RUN_OF_TWO_RANKS, RUN_OF_TWO_RANKS.spec.rollouts[0]
     assert not can_fork(run, group.model_copy(update={"engine": "vllm"}))
