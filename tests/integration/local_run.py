@@ -1,4 +1,4 @@
-"""One `vcpo run` process on a small task, as a user starts it."""
+"""One `vcpo run` process on a small task, forked from one that has done its imports."""
 
 from __future__ import annotations
 
@@ -6,15 +6,18 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+from tests.fixtures.forks import CONTEXT
+from vcpo.cli.main import app
 from vcpo.records.journal import EventRecord, Metrics, read_events, read_metrics
+from vcpo.service.process import end_with
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 300.0
@@ -50,8 +53,10 @@ spec:
 class LocalRun:
     """One `vcpo run` process and its directory."""
 
-    process: subprocess.Popen[str]
+    process: BaseProcess
     path: Path
+    output: Path
+    """What it prints."""
 
     @property
     def metrics(self) -> Metrics:
@@ -83,8 +88,9 @@ class LocalRun:
         wait_until(reached, f"step {step}", self)
 
     def finish(self) -> tuple[int, dict[str, Any]]:
-        output, _ = self.process.communicate(timeout=PATIENCE_S)
-        return self.process.returncode, json.loads(output.splitlines()[-1])
+        self.process.join(PATIENCE_S)
+        assert self.process.exitcode is not None, f"it runs after {PATIENCE_S} s"
+        return self.process.exitcode, json.loads(self.output.read_text().splitlines()[-1])
 
 
 def assert_accounting_is_exact(summary: dict[str, Any]) -> None:
@@ -98,7 +104,7 @@ def wait_until(condition: Callable[[], bool], what: str, run: LocalRun) -> None:
     """Wait for something that a run will do; a run that ends first is a failure."""
     deadline_s = time.monotonic() + PATIENCE_S
     while not condition():
-        if run.process.poll() is not None:
+        if not run.process.is_alive():
             logs = "\n".join(log.read_text()[-2000:] for log in (run.path / "logs").glob("*.log"))
             raise AssertionError(f"the run ended while waiting for {what}:\n{logs}")
         assert time.monotonic() < deadline_s, f"no {what} within {PATIENCE_S} s"
@@ -149,16 +155,12 @@ def runs_in(folder: Path) -> Iterator[StartRun]:
         task |= {"lag": lag, "workers": workers, "failures": failures}
         sections = {"control": control, "learner": learner, "sinks": sinks}
         spec.write_text(SPEC.format(model=model, **sections, **task))
-        path = folder / name
-        command = [sys.executable, "-m", "vcpo.cli.main", "run", str(spec), "--json"]
-        process = subprocess.Popen(
-            [*command, f"--run-dir={path}", *options],
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=folder,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        )
-        started.append(LocalRun(process=process, path=path))
+        path, output = folder / name, folder / f"{len(started)}.out"
+        arguments = ["run", str(spec), "--json", f"--run-dir={path}", *options]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        process = CONTEXT.Process(target=_command, args=(arguments, environment, output))
+        process.start()
+        started.append(LocalRun(process=process, path=path, output=output))
         return started[-1]
 
     try:
@@ -168,4 +170,14 @@ def runs_in(folder: Path) -> Iterator[StartRun]:
             for pid in (run.process.pid, *run.pids()):
                 if is_alive(pid):
                     os.kill(pid, signal.SIGKILL)
-            run.process.communicate()
+            run.process.join()
+
+
+def _command(arguments: list[str], environment: dict[str, str], output: Path) -> None:
+    """Be the command `vcpo`, which prints to a file; the folder of the file is the current one."""
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(output.parent)
+    os.dup2(os.open(output, os.O_WRONLY | os.O_CREAT), 1)
+    sys.argv = ["vcpo", *arguments]
+    end_with(app)

@@ -273,7 +273,7 @@ def test_no_process_outlives_a_killed_host_even_if_it_is_stopped(start_run: Star
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
     run.process.kill()
-    run.process.wait()
+    run.process.join()
     assert len(pids) == 3
     wait_for_exit(pids)
     assert list((run.path / "checkpoints").glob("step-*/meta.json"))  # the learner still saved
@@ -320,7 +320,7 @@ def test_workers_with_a_fault_of_their_own_are_replaced_and_the_run_goes_on(
     wait_until(lambda: len(messages("WorkerLost")) == 2, "another one that is set aside", run)
     wait_until((run.path / "logs" / "main-4.log").exists, "the worker after them", run)
     run.wait_for_step(run.metrics.steps[-1].step + 5)
-    run.process.send_signal(signal.SIGINT)
+    os.kill(run.process.pid, signal.SIGINT)
     status, summary = run.finish()
     assert status == 130
     assert_accounting_is_exact(summary)

@@ -34,7 +34,7 @@ def test_two_ranks_survive_a_kill_and_an_interrupt_and_the_run_goes_on_with_one(
     wait_until(lambda: len(messages(run, "Resumed")) == 1, "a learner that resumed", run)
     run.wait_for_step(run.metrics.steps[-1].step + 3)
     pids = run.pids()
-    run.process.send_signal(signal.SIGINT)
+    os.kill(run.process.pid, signal.SIGINT)
     status, summary = run.finish()
     assert status == 130
     assert_a_killed_rank_restarted_both(run)
