@@ -35,7 +35,7 @@ from typing import Any
 import torch
 
 from benchmarks.harness.measures import cpu_seconds, in_digits, parser_of, resident_bytes
-from benchmarks.harness.random_llama import random_llama
+from benchmarks.harness.random_llama import random_model
 from vcpo.api.learner import Learner as LearnerSection
 from vcpo.api.workloads import Precision, Weights
 from vcpo.wire.deltas import apply_deltas, elements_of
@@ -73,7 +73,7 @@ class Learner:
     def __init__(
         self, ranks: Ranks, *, hidden_size: int, num_layers: int, vocabulary: int = 32_000
     ) -> None:
-        self._model = random_llama(
+        self._model = random_model(
             hidden_size, max_tokens=64, vocabulary=vocabulary, num_layers=num_layers
         )
         place_model(self._model, ranks, Precision.BFLOAT16)

@@ -6,7 +6,13 @@ from random import Random
 
 import torch
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    Qwen3_5ForCausalLM,
+    Qwen3_5TextConfig,
+)
 
 from benchmarks.harness.made import trajectory
 from vcpo.wire.trajectory import Trajectory, VersionSpan
@@ -17,27 +23,37 @@ _SCORED_TOKENS = 256
 """Tokens whose logits are in memory at a time while a batch is made."""
 
 
-def random_llama(
-    hidden_size: int, *, max_tokens: int, vocabulary: int = VOCABULARY, num_layers: int = 3
-) -> LlamaForCausalLM:
+def random_model(
+    hidden_size: int,
+    *,
+    max_tokens: int,
+    vocabulary: int = VOCABULARY,
+    num_layers: int = 3,
+    is_hybrid: bool = False,
+) -> PreTrainedModel:
     """A Llama with attention heads of 32 and an output head of its own, seeded.
 
     hidden_size: a multiple of 32.
+    is_hybrid: a Qwen3.5 instead, whose fourth layer attends and the others have a delta rule.
     """
     torch.manual_seed(0)
     heads = hidden_size // 32
-    config = LlamaConfig(
+    linear_heads = dict.fromkeys(("linear_num_key_heads", "linear_num_value_heads"), heads)
+    linear_sizes = dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim"), 32)
+    config = (Qwen3_5TextConfig if is_hybrid else LlamaConfig)(
         vocab_size=vocabulary,
         hidden_size=hidden_size,
         intermediate_size=4 * hidden_size,
         num_hidden_layers=num_layers,
         num_attention_heads=heads,
         num_key_value_heads=heads,
+        head_dim=32,
         max_position_embeddings=max_tokens,
         tie_word_embeddings=False,
         pad_token_id=PAD_TOKEN_ID,
+        **(linear_heads | linear_sizes if is_hybrid else {}),
     )
-    model = LlamaForCausalLM(config)
+    model = (Qwen3_5ForCausalLM if is_hybrid else LlamaForCausalLM)(config)
     model.train(mode=False)
     return model
 

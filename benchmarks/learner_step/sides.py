@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Final, NamedTuple, Protocol, Self
 
 import torch
-from transformers import LlamaForCausalLM
+from transformers import LlamaForCausalLM, PreTrainedModel
 
 from benchmarks.harness.made import run_spec
 from benchmarks.harness.measures import peak_resident_bytes, resident_bytes
 from benchmarks.harness.plain_step import LARGEST_GRADIENT_NORM, LEARNING_RATE, Groups, PlainStep
-from benchmarks.harness.random_llama import random_groups, random_llama, shorten
+from benchmarks.harness.random_llama import random_groups, random_model, shorten
 from examples.models import smollm2
 from vcpo.api import VCPORunSpec
 from vcpo_learner.update.policy_update import PolicyUpdate
@@ -44,6 +44,7 @@ class Size(NamedTuple):
     num_groups: int = 1
     folder: Path | None = None
     """Of a pretrained model, which computes in bfloat16; None: random parameters, float32."""
+    is_hybrid: bool = False
 
     @property
     def prompt_tokens(self) -> int:
@@ -60,8 +61,12 @@ def _sizes_of(name: str, vocabulary: int) -> dict[str, Size]:
     return {f"{name}x{shape[0]}": Size(vocabulary, *shape) for shape in shapes}
 
 
-SIZES: Final = {**_sizes_of("32k", 32_768), **_sizes_of("128k", 131_072)}
-"""By name, VOCABULARYxTOKENS."""
+SIZES: Final = {
+    **_sizes_of("32k", 32_768),
+    **_sizes_of("128k", 131_072),
+    **{f"hybridx{each}": Size(2048, each, 6, 6, is_hybrid=True) for each in (128, 512)},
+}
+"""By name, VOCABULARYxTOKENS; the hybrid has a vocabulary of 2,048."""
 
 PRETRAINED: Final = Size(49_152, 58, 6, 36, num_groups=6, folder=FOLDER)
 """The batch of `make demo-real`."""
@@ -73,12 +78,16 @@ QUICK_SIZES: Final = {
 """For tests: everything runs, and the figures say nothing."""
 
 
-def make_model(size: Size) -> LlamaForCausalLM:
-    """A Llama with random parameters, or pretrained, in evaluation mode; the same at every call."""
+def make_model(size: Size) -> PreTrainedModel:
+    """A model with random parameters, or pretrained, in evaluation mode; the same at every call."""
     if size.folder is not None:
         return LlamaForCausalLM.from_pretrained(size.folder, dtype=torch.float32)
-    return random_llama(
-        size.hidden, max_tokens=size.tokens, vocabulary=size.vocabulary, num_layers=size.layers
+    return random_model(
+        size.hidden,
+        max_tokens=size.tokens,
+        vocabulary=size.vocabulary,
+        num_layers=size.layers,
+        is_hybrid=size.is_hybrid,
     )
 
 
