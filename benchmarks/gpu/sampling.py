@@ -90,7 +90,11 @@ def hybrids_against_learner(setting: Setting) -> Figures:
             save_model(replace(family, sizes=sizes), folder)
             try:
                 found: float | str = engine_difference(
-                    folder, EngineName.VLLM, precision=Precision.BFLOAT16
+                    folder,
+                    EngineName.VLLM,
+                    precision=Precision.BFLOAT16,
+                    maxModelLen=512,
+                    engineArguments={"enforce_eager": True},
                 )
             except (EngineError, StartError, ValueError) as error:
                 found = str(error)[:200]

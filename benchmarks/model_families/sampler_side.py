@@ -10,7 +10,6 @@ from typing import Any, Final
 import torch
 
 from benchmarks.harness.made import trajectory
-from benchmarks.model_families.families import SIZES
 from benchmarks.model_families.learner_side import (
     MAX_NEW_TOKENS,
     learner_logprobs,
@@ -20,7 +19,7 @@ from benchmarks.model_families.learner_side import (
 )
 from benchmarks.model_families.tiny_model import FIRST_TOKEN_ID, change_state
 from vcpo.api import VCPORunSpec
-from vcpo.api.workloads import EngineName, Precision
+from vcpo.api.workloads import EngineName
 from vcpo.wire.trajectory import Trajectory
 from vcpo_learner.model.published_state import PublishedState
 from vcpo_learner.update.micro_batches import MicroBatchRunner
@@ -35,26 +34,22 @@ _LORA: Final = {"rank": 4, "alpha": 8}
 
 
 def engine_difference(
-    folder: Path,
-    engine: EngineName,
-    *,
-    adapters: bool = False,
-    precision: Precision = Precision.FLOAT32,
+    folder: Path, engine: EngineName, *, adapters: bool = False, **settings: Any
 ) -> float:
     """Compare an engine with the learner: mean difference, nats a token; the worse of two versions.
 
     adapters: whether the run trains adapters.
-    precision: of the engine.
+    settings: of the rollout group, beside its own; in float32 if they do not say.
 
     Raises:
         StartError: if the learner refuses the model.
         ValueError: if the worker does.
     """
     places = {"maxConcurrentSequences": len(_PROMPTS) // 2}
-    group: dict[str, Any] = {"name": "main", "engine": engine, **places, "precision": precision}
+    group: dict[str, Any] = {"name": "main", "engine": engine, **places, "precision": "float32"}
     if engine is EngineName.VLLM:
-        group |= {"kvCacheGibibytes": 1 / 8, "maxModelLen": SIZES["max_position_embeddings"]}
-    spec = make_spec(folder, rollouts=[group], model={"lora": _LORA} if adapters else {})
+        group["kvCacheGibibytes"] = 1 / 8
+    spec = make_spec(folder, rollouts=[group | settings], model={"lora": _LORA} if adapters else {})
     return asyncio.run(_worse_version(spec))
 
 
