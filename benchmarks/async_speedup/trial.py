@@ -19,7 +19,7 @@ from benchmarks.async_speedup.paced_learner import (
     STEP_SECONDS_VARIABLE,
 )
 from research.cells.sampling import Sampler
-from research.cells.versions import Version
+from research.cells.versions import Version, policy_tensors
 from vcpo.api import VCPORun
 from vcpo.local.host import LOOPBACK, Host, HostOptions
 from vcpo.local.run_dir import RunDir
@@ -29,7 +29,7 @@ from vcpo.metrics import HostMetrics, serve_metrics
 from vcpo.records.journal import Metrics, read_metrics
 from vcpo_learner.checkpoints.folder import TENSORS, checkpoint_paths
 from vcpo_learner.checkpoints.tensor_files import read_parameters
-from vcpo_learner.model.loading import load_policy, pad_token_id, policy_tensors
+from vcpo_learner.model.loading import load_policy, pad_token_id
 from vcpo_rollout.environments import Environment, Split, make_environment
 
 _MODEL: Final = Path(__file__).resolve().parents[2] / "examples" / "models" / "tiny"
