@@ -42,6 +42,12 @@ PLANS = {
         "8,298 in a micro-step, a trajectory has 2,048 at most; activations kept",
         f"3.65 for 128 responses of 1,024 tokens, {SHARED}",
     ),
+    "qwen_one_gpu with a GPU for the worker": (
+        "71.7 of 79.6 GiB (none is here), learner's share 1.00",
+        "5.8 11.5 11.5 2.9 3.0 37.1",
+        "61,730 in a micro-step, a trajectory has 2,048 at most; activations computed again",
+        f"7.24 for 128 responses of 1,024 tokens, {RATE}",
+    ),
     "qwen_8_gpus": (
         "71.9 of 79.6 GiB (none is here) on each of 4, learner's share 1.00",
         "7.1 14.2 14.2 3.5 16.5 16.4",
@@ -57,6 +63,7 @@ def test_the_plan_of_an_example_is_what_its_sizes_say(name, tmp_path, monkeypatc
     config = QWEN_7B if "8" in name else QWEN_1_5B
     (tmp_path / "config.json").write_text(json.dumps(config))
     changes = [f"model.name={tmp_path}", *["model.lora.rank=8"] * ("adapters" in name)]
+    changes += ["rollouts[0].gpus=1"] * ("worker" in name)
     spec = load_run(EXAMPLES / f"{name.split()[0]}.yaml", changes).spec
     use = GpuUse.of_machine(spec, has_gpus=True, has_vllm=True)
     used, parts, tokens, seconds = PLANS[name]
