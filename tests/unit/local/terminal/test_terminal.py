@@ -166,13 +166,10 @@ def test_a_collapse_is_told_in_numbers(tmp_path):
     }
 
 
-def test_a_run_without_records_has_an_empty_summary(tmp_path):
+def test_a_run_without_records_has_an_empty_summary_and_one_evaluation_is_no_second(tmp_path):
     summary = run_summary(tmp_path, Ending.COMPLETE)
     assert (summary["steps"], summary["workers"], summary["accuracy_after"]) == (0, 0, None)
     assert summary["ess_ratio_min"] is summary["policy_lag_max"] is None
-
-
-def test_a_single_evaluation_is_no_second_one(tmp_path):
     Journal(tmp_path).evaluation(EVALUATION)
     summary = run_summary(tmp_path, Ending.INTERRUPTED)
     assert (summary["accuracy_before"], summary["accuracy_after"]) == (0.125, None)
@@ -362,7 +359,6 @@ def test_a_terminal_gets_the_panel_and_a_pipe_the_lines(out):
         ([1.0, float("nan")], 0.0, "█ "),
         ([3.0, 3.0], None, "▅▅"),
         ([None], None, ""),
-        ([], None, ""),
     ],
 )
 def test_a_sparkline_has_one_bar_per_value(values, low, bars):
