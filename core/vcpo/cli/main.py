@@ -34,8 +34,9 @@ from vcpo.cli.samples import samples, try_file
 from vcpo.local.host import LOOPBACK, Host, HostOptions
 from vcpo.local.models import hub_problems, model_problems
 from vcpo.local.preflight import RUN_MODULES, found_lines, step_plan, with_one_replica
+from vcpo.local.processes.fleet import with_kv_cache
 from vcpo.local.processes.forks import fork_services
-from vcpo.local.processes.gpus import gpu_problems, local_gpu_use
+from vcpo.local.processes.gpus import find_gpus, gpu_problems, local_gpu_use
 from vcpo.local.run_dir import RunDir, new_run_dir
 from vcpo.local.terminal.summary import (
     Ending,
@@ -208,7 +209,7 @@ def _hold_directory(directory: RunDir) -> Iterator[None]:
 
 
 def _train(loaded: VCPORun, directory: RunDir, options: HostOptions) -> RunOutcome:
-    loaded = with_one_replica(loaded)
+    loaded = with_kv_cache(with_one_replica(loaded), find_gpus())
     with writing("--run-dir", directory.path):
         directory.create(loaded)
     say(f"run directory: {directory.path}")

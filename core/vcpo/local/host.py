@@ -296,7 +296,8 @@ class Host:
         if control is None or signals is None:
             # Workers load while the learner does, and call it until it serves. An engine that
             # measures free memory must not do so while a neighbor on its GPU takes some.
-            if not self._fleet.gpu_plan.is_shared:
+            is_known = all(group.kv_cache_gibibytes for group in self._spec.rollouts)
+            if is_known or not self._fleet.gpu_plan.is_shared:
                 self._fleet.scale(decision.replicas, self._port, {})
             return
         if control.failure is None and signals.lag_limit_steps != decision.lag_limit_steps:

@@ -13,7 +13,14 @@ from typing import Any
 
 from vcpo.api import FieldProblem, VCPORun, VCPORunSpec
 from vcpo.api.run import RUN_FOLDER_ANNOTATION
-from vcpo.api.workloads import EngineName, Environment, Model, Precision, template_complaints
+from vcpo.api.workloads import (
+    EngineName,
+    Environment,
+    Model,
+    Precision,
+    RolloutGroup,
+    template_complaints,
+)
 from vcpo.service.model_config import config_problem, is_known_family
 from vcpo.service.model_files import is_url, url_problem
 from vcpo.service.rotary_table import table_problems
@@ -139,27 +146,42 @@ def num_parameters(folder: Path) -> int:
 def worker_bytes(spec: VCPORunSpec, parameters: int | None = None) -> int | None:
     """Return what the largest worker needs of a GPU, if all have vLLM; None if it is not known.
 
-    Weights, keys and values of as many of the longest sequences as it runs, and `_VLLM_BYTES`.
+    Weights, `kv_cache_bytes` and `_VLLM_BYTES`.
     parameters: of the model; None counts those of its files.
     """
     folder, most = model_folder(spec.model), 0
-    if folder is None:
+    for group in spec.rollouts:
+        if folder is None or (kept := kv_cache_bytes(spec, group)) is None:
+            return None
+        weights = _number_bytes(group) * (parameters or num_parameters(folder))
+        most = max(most, weights + kept + _VLLM_BYTES)
+    return most
+
+
+def kv_cache_bytes(spec: VCPORunSpec, group: RolloutGroup) -> int | None:
+    """Return keys and values of as many of the longest sequences as a worker of vLLM runs.
+
+    As the group says, if it does; None if it is not known.
+    """
+    if group.kv_cache_gibibytes is not None:
+        return int(group.kv_cache_gibibytes * (1 << 30))
+    folder = model_folder(spec.model)
+    if folder is None or group.engine_name != EngineName.VLLM or group.max_model_len is None:
         return None
     config = _read_config(folder)
     text = config.get("text_config") or config
     try:
         heads = text.get("num_key_value_heads") or text["num_attention_heads"]
         head = text.get("head_dim") or text["hidden_size"] // text["num_attention_heads"]
-        numbers = 2 * text["num_hidden_layers"] * heads * head
+        numbers = int(2 * text["num_hidden_layers"] * heads * head)
     except KeyError:
         return None
-    for group in spec.rollouts:
-        if group.engine_name != EngineName.VLLM or group.max_model_len is None:
-            return None
-        kept = numbers * group.max_model_len * group.max_concurrent_sequences
-        size = 2 if group.number_format is Precision.BFLOAT16 else 4
-        most = max(most, size * ((parameters or num_parameters(folder)) + kept) + _VLLM_BYTES)
-    return most
+    tokens = group.max_model_len * group.max_concurrent_sequences
+    return _number_bytes(group) * numbers * tokens
+
+
+def _number_bytes(group: RolloutGroup) -> int:
+    return 2 if group.number_format is Precision.BFLOAT16 else 4
 
 
 def _absence(name: str, run_folder: Path) -> str | None:

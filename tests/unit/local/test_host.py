@@ -11,20 +11,21 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.fixtures.host import PATIENCE_S, ROOT, SERVE, HostFixture
+from tests.fixtures.host import PATIENCE_S, ROOT, RUN, SERVE, HostFixture
+from vcpo.api.workloads import RolloutGroup
 from vcpo.local.terminal.summary import Ending
 from vcpo.records.journal import EventRecord, Journal
 
 
 @pytest.fixture
-async def fixture(tmp_path, monkeypatch) -> AsyncIterator[HostFixture]:
+async def fixture(request, tmp_path, monkeypatch) -> AsyncIterator[HostFixture]:
     for module in ("vcpo_learner", "vcpo_rollout"):
         (tmp_path / module).mkdir()
         (tmp_path / module / "__main__.py").write_text(SERVE, encoding="utf-8")
         (tmp_path / module / "__init__.py").touch()
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, (tmp_path, ROOT, ROOT / "core"))))
     monkeypatch.setenv("SWITCH", str(tmp_path / "switch"))
-    fixture = HostFixture(tmp_path)
+    fixture = HostFixture(tmp_path, getattr(request, "param", RUN))
     yield fixture
     if fixture.running is not None:
         fixture.running.cancel()
@@ -78,6 +79,22 @@ async def test_a_worker_on_the_learners_gpu_starts_after_it(fixture):
     fixture.unsay("stall")
     os.kill(fixture.host._fleet.learner_ranks[0].process.pid, signal.SIGKILL)
     await fixture.until(lambda: fixture.host._fleet.workers["main"])
+
+
+KNOWN = RolloutGroup(name="main", engine="vllm", kvCacheGibibytes=1)
+
+
+@pytest.mark.usefixtures("one_gpu")
+@pytest.mark.parametrize(
+    "fixture",
+    [RUN.model_copy(update={"spec": RUN.spec.model_copy(update={"rollouts": (KNOWN,)})})],
+    indirect=True,
+)
+async def test_a_worker_that_measures_no_memory_starts_beside_the_learner_on_its_gpu(fixture):
+    fixture.tell("stall")
+    fixture.start()
+    await fixture.until(lambda: fixture.host._fleet.workers["main"])
+    assert fixture.events("LearnerStarted") == []
 
 
 async def test_the_startup_deadline_acts_while_a_learner_is_stopped_before_it_serves(fixture):
@@ -161,20 +178,9 @@ async def test_a_learner_that_fails_to_tell_its_signals_lives(fixture):
     await fixture.until(lambda: fixture.view.views[-1].signals.age_s < 10.0)
 
 
-async def test_a_worker_that_hangs_is_replaced(fixture):
-    fixture.start()
-    await fixture.until_answered("learner")
-    worker = await fixture.until_answered("main-0")
-    os.kill(worker, signal.SIGSTOP)
-    views = len(fixture.view.views)
-    await fixture.until(lambda: len(fixture.view.views) > views + 1)
-    fixture.clock.added_s = 61.0
-    await fixture.until(lambda: fixture.pid_of("main-1"))
-    (lost,) = fixture.events("WorkerLost")
-    assert re.match(r"main-0 did not answer for 6\d s and was killed \(log: ", lost)
-
-
-async def test_an_answer_that_got_old_while_a_hung_worker_was_waited_for_is_no_silence(fixture):
+async def test_a_hung_worker_is_replaced_and_an_answer_that_got_old_meanwhile_is_no_silence(
+    fixture,
+):
     fixture.start()
     await fixture.until_answered("learner")
     os.kill(await fixture.until_answered("main-0"), signal.SIGSTOP)
@@ -183,7 +189,9 @@ async def test_an_answer_that_got_old_while_a_hung_worker_was_waited_for_is_no_s
     # The learner has just answered; the host still waits for the worker.
     await fixture.until(lambda: fixture.host._signals.age_s < 0.2)
     fixture.clock.added_s = 61.0
-    await fixture.until(lambda: fixture.events("WorkerLost"))
+    await fixture.until(lambda: fixture.pid_of("main-1"))
+    (lost,) = fixture.events("WorkerLost")
+    assert re.match(r"main-0 did not answer for 6\d s and was killed \(log: ", lost)
     assert fixture.events("SignalsStale") == []
 
 

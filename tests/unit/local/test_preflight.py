@@ -23,6 +23,7 @@ from vcpo.local.preflight import (
     with_local_paths,
     with_one_replica,
 )
+from vcpo.local.processes.fleet import with_kv_cache
 from vcpo.local.processes.gpus import gpu_problems, local_gpu_use
 
 OWN_CLASS = """
@@ -344,7 +345,9 @@ class TestRanks:
         assert parse_run(run_to_yaml(local)) == local
 
 
-def test_a_hub_that_does_not_answer_is_a_problem_of_a_model_that_must_come_from_it(monkeypatch):
+def test_a_hub_that_does_not_answer_is_a_problem_of_a_model_that_must_come_from_it(
+    monkeypatch, tmp_path
+):
     with socket.create_server(("127.0.0.1", 0)) as closed:
         address = f"http://127.0.0.1:{closed.getsockname()[1]}"
     monkeypatch.setenv("HF_ENDPOINT", address)
@@ -353,12 +356,8 @@ def test_a_hub_that_does_not_answer_is_a_problem_of_a_model_that_must_come_from_
     assert "HF_ENDPOINT" in str(problem)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert not list(hub_problems(run_of("nobody/model")))
-
-
-def test_a_hub_is_not_asked_for_a_model_that_is_here(monkeypatch, tmp_path):
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    write_model(tmp_path / "model")
-    assert not list(hub_problems(run_of(str(tmp_path / "model"))))
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    assert not list(hub_problems(run_of(str(write_model(tmp_path / "model")))))
 
 
 def test_what_a_worker_of_vllm_needs_is_known_of_its_longest_sequences_and_its_model(tmp_path):
@@ -370,6 +369,20 @@ def test_what_a_worker_of_vllm_needs_is_known_of_its_longest_sequences_and_its_m
     assert worker_bytes(spec) == 2 * (2 + 800 * 2 * 2 * 16) + 3 * 2**30
     assert worker_bytes(run_of(str(tmp_path / "m"), rollouts=f"[{{{group}}}]").spec) is None
     assert worker_bytes(run_of("no/model").spec) is None
+
+
+@pytest.mark.parametrize(("gibibytes", "gpus", "found"), [(40, 1, 1), (8, 1, None), (40, 2, None)])
+def test_workers_that_fit_on_the_learners_gpu_are_told_their_cache(
+    tmp_path, monkeypatch, gibibytes, gpus, found
+):
+    # By hand: 8 x 2^20 tokens of 64 numbers of 2 bytes are 1 GiB; with 3 more a tenth of 40.
+    sizes = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4}
+    write_model(tmp_path / "m", {**sizes, "num_key_value_heads": 1})
+    group = "name: main, engine: vllm, precision: bfloat16, maxConcurrentSequences: 8"
+    run = run_of(str(tmp_path / "m"), rollouts=f"[{{{group}, maxModelLen: 1048576}}]")
+    monkeypatch.setattr("vcpo.local.processes.fleet.gpu_bytes", lambda _: gibibytes << 30)
+    (told,) = with_kv_cache(run, ["0", "1"][:gpus]).spec.rollouts
+    assert told.kv_cache_gibibytes == found
 
 
 def test_a_plan_needs_the_config_of_a_model_and_a_small_one_on_a_cpu_has_none(tmp_path):

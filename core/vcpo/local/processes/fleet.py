@@ -11,7 +11,7 @@ from typing import Final
 
 from vcpo.api import VCPORun
 from vcpo.control.run_limits import MAX_WORKER_FAILURES, FailureStreak
-from vcpo.local.models import worker_bytes
+from vcpo.local.models import kv_cache_bytes, worker_bytes
 from vcpo.local.processes.child import (
     ChildProcess,
     free_port,
@@ -21,7 +21,7 @@ from vcpo.local.processes.child import (
     stop_children,
 )
 from vcpo.local.processes.forks import ForkedProcess, can_fork
-from vcpo.local.processes.gpus import GpuShare, gpu_bytes, plan_gpus
+from vcpo.local.processes.gpus import GpuPlan, GpuShare, gpu_bytes, plan_gpus
 from vcpo.local.run_dir import RunDir
 from vcpo.service.lifecycle import CANNOT_START, DRAINED, SERVICE_ENVIRONMENT
 from vcpo.service.process import module_command
@@ -35,6 +35,8 @@ from vcpo.wire.access.roles import (
 
 LEARNER_MODULE: Final = "vcpo_learner"
 _ANY_PORT = "127.0.0.1:0"
+_LEAST_CACHE = 1 / 16
+"""GiB of keys and values, as the field has it."""
 
 
 class RunFailedError(RuntimeError):
@@ -88,13 +90,7 @@ class Fleet:
         self._groups = {
             group.name: _Group(workers=[], streak=FailureStreak()) for group in run.spec.rollouts
         }
-        self.gpu_plan = plan_gpus(
-            gpus,
-            max_workers=sum(group.max_replicas for group in run.spec.rollouts),
-            num_ranks=run.spec.learner.ranks_per_replica,
-            gpus_per_worker=max(group.tensor_parallel_size for group in run.spec.rollouts),
-            worker_ratio=_worker_ratio(run, gpus),
-        )
+        self.gpu_plan = _gpu_plan(run, gpus)
         self._gpu_of: dict[str, str] = {}
         """GPU of every worker that was ever started, if there are GPUs."""
         self._stopping: list[ChildProcess] = []
@@ -257,6 +253,32 @@ class Fleet:
             environment=environment,
             fork=forks.pop(0) if forks else None,
         )
+
+
+def with_kv_cache(run: VCPORun, gpus: Sequence[str]) -> VCPORun:
+    """Return the run whose workers on the learner's GPU are told the size of their cache.
+
+    vLLM then measures no free memory, and may start while the learner takes its own.
+    """
+    plan, spec = _gpu_plan(run, gpus), run.spec
+    if not plan.is_shared or plan.workers[0].memory_ratio != _worker_ratio(run, gpus):
+        return run  # they need more than they can have, or nobody knows how much
+    sizes = (kv_cache_bytes(spec, group) or 0 for group in spec.rollouts)
+    groups = tuple(
+        group.model_copy(update={"kv_cache_gibibytes": max(_LEAST_CACHE, size / 2**30)})
+        for group, size in zip(spec.rollouts, sizes, strict=True)
+    )
+    return run.model_copy(update={"spec": spec.model_copy(update={"rollouts": groups})})
+
+
+def _gpu_plan(run: VCPORun, gpus: Sequence[str]) -> GpuPlan:
+    return plan_gpus(
+        gpus,
+        max_workers=sum(group.max_replicas for group in run.spec.rollouts),
+        num_ranks=run.spec.learner.ranks_per_replica,
+        gpus_per_worker=max(group.tensor_parallel_size for group in run.spec.rollouts),
+        worker_ratio=_worker_ratio(run, gpus),
+    )
 
 
 def _worker_ratio(run: VCPORun, gpus: Sequence[str]) -> float:
