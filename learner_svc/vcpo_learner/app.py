@@ -25,7 +25,7 @@ from vcpo.service.plugins import import_from_run_folder
 from vcpo.service.run_lock import LockHolder, run_lock
 from vcpo.service.vocabulary import num_tokens
 from vcpo.tracking.follow import Followers
-from vcpo.tracking.services import check_sinks
+from vcpo.tracking.sink import check_sinks
 from vcpo.wire.access.roles import LEARNER_ROLES, keys_from_environment
 from vcpo.wire.access.tls import checked_folder
 from vcpo.wire.phase import RunPhase
@@ -225,7 +225,7 @@ class _Learner:
         try:
             phase = await self.training.run(self._drain_s)
         except AccountingError as error:
-            self.gauges.count_accounting_error()
+            self.gauges.metrics.accounting_errors.inc()
             self._fail(str(error))
             raise
         except (MismatchError, StartError, TooManyFailuresError) as error:

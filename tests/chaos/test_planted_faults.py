@@ -34,8 +34,7 @@ from vcpo.api.tracking import Sink, SinkName
 from vcpo.records.journal import Journal
 from vcpo.records.reasons import DropReason
 from vcpo.tracking.follow import follow
-from vcpo.tracking.services import open_sink
-from vcpo.tracking.sink import TrackedRun
+from vcpo.tracking.sink import TrackedRun, open_sink
 from vcpo.tracking.tensorboard import TensorBoardSink
 from vcpo.wire.trajectory import FinishReason, Trajectory, VersionSpan, trajectory_to_message
 from vcpo.wire.v1 import ledger_pb2

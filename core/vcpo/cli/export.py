@@ -19,8 +19,7 @@ from vcpo.cli.console import ERR, fail, require_modules, require_run, say
 from vcpo.local.run_dir import RunDir
 from vcpo.service.process import module_command
 from vcpo.tracking.follow import RecordTail, missing_records
-from vcpo.tracking.services import check_sinks, open_sink
-from vcpo.tracking.sink import TrackedRun, deliver
+from vcpo.tracking.sink import TrackedRun, check_sinks, deliver, open_sink
 
 _MODULES: Final = ("torch", "transformers", "vcpo_learner")
 _CHECKPOINT_FILE: Final = "meta.json"

@@ -22,7 +22,7 @@ from vcpo.service.lifecycle import NOT_TRIED, TRIED
 from vcpo.service.logs import END_VARIABLE
 from vcpo.service.model_files import is_url
 from vcpo.service.process import module_command
-from vcpo.tracking.services import sink_problems
+from vcpo.tracking.sink import sink_problems
 
 RUN_MODULES = ("torch", "transformers", "vcpo_learner", "vcpo_rollout")
 _ROLLOUT_PACKAGE = "vcpo_rollout"

@@ -36,8 +36,7 @@ from vcpo.records.journal import (
 from vcpo.records.step_record import StepRecord
 from vcpo.service import logs
 from vcpo.service.process import module_command
-from vcpo.tracking.services import open_sink
-from vcpo.tracking.sink import Record, Sink, TrackedRun, deliver
+from vcpo.tracking.sink import Record, Sink, TrackedRun, deliver, open_sink
 
 LAST_S: Final = 15.0
 """Seconds after the end of the learner in which the rest is sent."""

@@ -40,7 +40,7 @@ class LearnerGauges:
         signals: SignalWindow,
         clock: Clock = time.monotonic,
     ) -> None:
-        self._metrics = metrics
+        self.metrics = metrics
         self._clock = clock
         self._dispatcher = dispatcher
         self._signals = signals
@@ -59,7 +59,7 @@ class LearnerGauges:
         """Take the counts of a restored ledger as counted: they are no new events."""
         counts = self._dispatcher.ledger.counts()
         self._leased = counts.leased
-        self._counted[self._metrics.dropped] = counts.dropped
+        self._counted[self.metrics.dropped] = counts.dropped
 
     def record_step(
         self, record: StepRecord, groups: Sequence[Lease], log_weights: Sequence[float] = ()
@@ -70,7 +70,7 @@ class LearnerGauges:
         Consumed trajectories are counted here only: before its step has ended, a batch may be given
         back to the ledger.
         """
-        metrics = self._metrics
+        metrics = self.metrics
         metrics.steps.inc()
         if record.skipped is not None:
             metrics.skipped_steps.labels(record.skipped).inc()
@@ -83,12 +83,12 @@ class LearnerGauges:
 
     def show_step(self, record: StepRecord) -> None:
         self._last_step(record)
-        self._metrics.step_timestamp_s.set(record.time_unix_s)
+        self.metrics.step_timestamp_s.set(record.time_unix_s)
         self.refresh()
 
     def _trained_on(self, step: int, groups: Sequence[Lease]) -> None:
         """Count what a step consumed; step: number of the steps before it."""
-        metrics = self._metrics
+        metrics = self.metrics
         for trajectory in (one for group in groups for one in group.trajectories):
             metrics.reward.observe(trajectory.reward)
             metrics.response_tokens.observe(trajectory.num_sampled_tokens)
@@ -99,11 +99,11 @@ class LearnerGauges:
         self.add_stage(Stage.WAIT, waited_s - self._waited_s)
         self._waited_s = waited_s
         for stage in Stage:
-            self._metrics.step_stage_s.labels(stage).set(self._stage_s.pop(stage, 0.0))
+            self.metrics.step_stage_s.labels(stage).set(self._stage_s.pop(stage, 0.0))
 
     def _last_step(self, record: StepRecord) -> None:
         """Show the numbers of a step; those that it lacks are not shown."""
-        metrics = self._metrics
+        metrics = self.metrics
         for gauge, value in gauge_values(record):
             metrics.last_step[gauge.name].set(math.nan if value is None else value)
         for gauge_of_label, values in (
@@ -119,7 +119,7 @@ class LearnerGauges:
 
     def set_device_memory(self, size_bytes: Mapping[MemoryState, int]) -> None:
         for state, size in size_bytes.items():
-            self._metrics.device_memory_bytes.labels(state).set(size)
+            self.metrics.device_memory_bytes.labels(state).set(size)
 
     @contextmanager
     def stage(self, stage: Stage) -> Iterator[None]:
@@ -138,7 +138,7 @@ class LearnerGauges:
 
         saved_unix_s: when the checkpoint was written.
         """
-        metrics = self._metrics
+        metrics = self.metrics
         if self._signals.last_step is not None:
             self._last_step(self._signals.last_step)
         metrics.checkpoint_timestamp_s.set(saved_unix_s)
@@ -152,24 +152,18 @@ class LearnerGauges:
         """
         values = [accuracies[step] for step in sorted(accuracies)]
         errors = [share_error(each, record.num_prompts) for each in values]
-        self._metrics.low_evaluations.set(num_low_at_end(values, errors=errors))
-        self._metrics.evaluation_accuracy.set(record.accuracy)
-        self._metrics.evaluation_timestamp_s.set(record.time_unix_s)
+        self.metrics.low_evaluations.set(num_low_at_end(values, errors=errors))
+        self.metrics.evaluation_accuracy.set(record.accuracy)
+        self.metrics.evaluation_timestamp_s.set(record.time_unix_s)
 
     def record_checkpoint(self, time_unix_s: float, *, size_bytes: int, free_bytes: int) -> None:
-        self._metrics.checkpoint_timestamp_s.set(time_unix_s)
-        self._metrics.checkpoint_bytes.set(size_bytes)
-        self._metrics.disk_free_bytes.set(free_bytes)
-
-    def count_refused_rollback(self) -> None:
-        self._metrics.rollbacks_refused.inc()
-
-    def count_accounting_error(self) -> None:
-        self._metrics.accounting_errors.inc()
+        self.metrics.checkpoint_timestamp_s.set(time_unix_s)
+        self.metrics.checkpoint_bytes.set(size_bytes)
+        self.metrics.disk_free_bytes.set(free_bytes)
 
     def refresh(self) -> None:
         """Show what changes between steps."""
-        metrics, dispatcher = self._metrics, self._dispatcher
+        metrics, dispatcher = self.metrics, self._dispatcher
         counts = dispatcher.ledger.counts()
         metrics.in_flight.set(counts.in_flight)
         metrics.buffered.set(counts.buffered)
@@ -199,7 +193,7 @@ class LearnerGauges:
 
         served_bytes: sent since the server's start, by form.
         """
-        self._raise(self._metrics.weights_served_bytes, served_bytes)
+        self._raise(self.metrics.weights_served_bytes, served_bytes)
 
     def _raise(self, counter: CounterMetric, totals: Mapping[_Value, int]) -> None:
         before = self._counted.get(counter, {})

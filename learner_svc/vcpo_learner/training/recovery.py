@@ -236,7 +236,7 @@ class Rollback:
 
     def _refuse(self, reason: str) -> None:
         self._is_refused = True
-        self.gauges.count_refused_rollback()
+        self.gauges.metrics.rollbacks_refused.inc()
         self.records.event(
             "NotRolledBack", f"step {self._step}: {self._why()}; the run goes on as it is: {reason}"
         )

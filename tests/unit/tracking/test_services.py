@@ -17,10 +17,8 @@ from vcpo.api.tracking import Sink, SinkName, Tracking
 from vcpo.records.journal import EvaluationRecord, EventRecord, Journal
 from vcpo.records.samples import write_answers
 from vcpo.records.step_record import StepRecord
-from vcpo.tracking import services
 from vcpo.tracking.follow import follow
-from vcpo.tracking.services import check_sinks, open_sink
-from vcpo.tracking.sink import TrackedRun
+from vcpo.tracking.sink import _PACKAGES, TrackedRun, check_sinks, open_sink, sink_problems
 
 REWARD = "task/reward_mean"
 
@@ -188,7 +186,7 @@ def with_sinks(*sinks: Sink) -> VCPORun:
 
 
 def test_a_missing_package_is_named_with_its_field_and_the_extra(monkeypatch):
-    monkeypatch.setitem(services._PACKAGES, SinkName.WANDB, "a_package_that_nobody_has")
+    monkeypatch.setitem(_PACKAGES, SinkName.WANDB, "a_package_that_nobody_has")
     run = with_sinks(Sink(name="tensorboard"), Sink(name="wandb"))
     with pytest.raises(SpecError, match=r"sinks\[1\]\.name: needs the package a_package.*vcpo\[tr"):
         check_sinks(run)
@@ -218,8 +216,8 @@ def test_own_classes_that_are_no_sinks_are_named_all_at_once(tmp_path, monkeypat
         Sink(name="own_sink.more:Own"),
         Sink(name="own_sink:Own", parameters={"fodler": "here"}),
     ]
-    found = list(services.sink_problems(with_sinks(*sinks[:4])))
-    found += services.sink_problems(with_sinks(sinks[4]))
+    found = list(sink_problems(with_sinks(*sinks[:4])))
+    found += sink_problems(with_sinks(sinks[4]))
     lines = [str(problem) for problem in found]
     assert [line.partition(": ")[0] for line in lines] == [
         "spec.tracking.sinks[1].name",

@@ -17,8 +17,7 @@ from tests.fixtures.tracking import tensorboard_scalars
 from vcpo.api import parse_run
 from vcpo.records.journal import EventRecord, Journal, read_events
 from vcpo.tracking.follow import RecordTail, follow, missing_records
-from vcpo.tracking.services import open_sink
-from vcpo.tracking.sink import LAST_NAME, TrackedRun, step_scalars
+from vcpo.tracking.sink import LAST_NAME, TrackedRun, open_sink, step_scalars
 
 WEIGHED = dataclasses.replace(
     STEP,

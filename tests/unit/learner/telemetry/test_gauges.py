@@ -25,7 +25,7 @@ def gauges(fixture):
 
 
 def value(gauges, name, **labels):
-    return gauges._metrics.registry.get_sample_value(name, {"run": "run", **labels})
+    return gauges.metrics.registry.get_sample_value(name, {"run": "run", **labels})
 
 
 async def test_counters_follow_the_ledger(gauges, fixture):
@@ -70,7 +70,7 @@ async def test_lag_is_observed_for_every_trajectory_at_the_version_it_was_traine
 
 def histogram(gauges, name):
     """Observations by bucket's upper bound, of the buckets that are not empty."""
-    family = next(each for each in gauges._metrics.registry.collect() if each.name == name)
+    family = next(each for each in gauges.metrics.registry.collect() if each.name == name)
     cumulative = [each for each in family.samples if each.name.endswith("_bucket")]
     below, found = 0.0, {}
     for sample in cumulative:
@@ -173,7 +173,7 @@ def test_a_number_of_an_earlier_step_is_not_shown_as_the_last_ones(gauges):
         step_record(step=2, diagnostics={"token_ess_ratio": None}, ess_by_lag={"1": 0.8}), []
     )
     assert value(gauges, "vcpo_token_ess_ratio") is None
-    shown = gauges._metrics.lag_ess_ratio.collect()[0].samples
+    shown = gauges.metrics.lag_ess_ratio.collect()[0].samples
     assert {sample.labels["lag"]: sample.value for sample in shown} == {"1": 0.8}
 
 
@@ -197,16 +197,16 @@ async def test_invented_groups_do_not_become_labels_without_end(gauges, fixture)
     for number in range(100):
         fixture.registry.record_request(f"w{number}", f"group-{number}", 0)
     gauges.refresh()
-    samples = gauges._metrics.workers.collect()[0].samples
+    samples = gauges.metrics.workers.collect()[0].samples
     assert len(samples) == 16
 
 
 def test_a_scrape_beside_a_step_never_has_the_new_step_with_old_numbers(gauges):
     """A scrape reads one gauge after the other, in another thread than the one that sets them."""
-    names = [family.name for family in gauges._metrics.registry.collect()]
+    names = [family.name for family in gauges.metrics.registry.collect()]
     assert names.index("vcpo_learner_step") < names.index("vcpo_ess_mean_ratio")
     shown = []
-    gauges._metrics.step.set = lambda step: shown.append(
+    gauges.metrics.step.set = lambda step: shown.append(
         (step, value(gauges, "vcpo_ess_mean_ratio"))
     )
     for step, ratio in ((1, 0.5), (2, 0.25)):

@@ -180,7 +180,7 @@ async def test_a_run_without_a_good_checkpoint_goes_on_and_says_so_once(make_run
             f"{FELL}; the run goes on as it is: no good checkpoint is at least 11 steps old",
         )
     ]
-    counted = learner.gauges._metrics.registry.get_sample_value(
+    counted = learner.gauges.metrics.registry.get_sample_value(
         "vcpo_learner_rollbacks_refused_total", {"run": "run"}
     )
     assert counted == 1

@@ -174,7 +174,7 @@ async def test_a_log_reaches_back_to_the_checkpoint_that_a_rollback_may_need(
 
 def value(learner, name):
     learner.gauges.refresh()
-    return learner.gauges._metrics.registry.get_sample_value(name, {"run": "run"})
+    return learner.gauges.metrics.registry.get_sample_value(name, {"run": "run"})
 
 
 async def test_what_a_log_has_lost_is_told_with_its_number_and_only_once(make_learner, tmp_path):
