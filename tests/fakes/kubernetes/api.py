@@ -28,8 +28,7 @@ from tests.fakes.kubernetes.objects.definitions import established_status
 from tests.fakes.kubernetes.objects.deletion import DEFINITIONS, NAMESPACES, timestamp
 from tests.fakes.kubernetes.objects.resources import Catalogue, Resource
 from tests.fakes.kubernetes.objects.selectors import label_matcher
-from tests.fakes.kubernetes.patching import patches
-from tests.fakes.kubernetes.patching.apply import apply_document
+from tests.fakes.kubernetes.patching.apply import APPLY, apply_document, merge_patch
 from tests.fakes.kubernetes.patching.list_types import list_types
 from tests.fakes.kubernetes.requests.targets import DeleteOptions, Target, WriteOptions, check_body
 from tests.fakes.kubernetes.store import Event, Store
@@ -107,7 +106,7 @@ class Api:
         Raises:
             ApiError: 400, 404, 409, 415 or 422.
         """
-        if content_type == patches.APPLY:
+        if content_type == APPLY:
             return self._apply(target, patch, options)
         if options.force:
             message = "Forbidden: may not be specified for non-apply patch"
@@ -115,7 +114,7 @@ class Api:
             raise invalid("PatchOptions", "meta.k8s.io", "", [cause])
         if not isinstance(patch, dict):
             raise bad_request(f"the body of a {content_type} is not a {type(patch).__name__}")
-        patched = patches.merge_patch(self.get(target), patch)
+        patched = merge_patch(self.get(target), patch)
         return self._change(target, patched), False
 
     def delete(self, target: Target, options: DeleteOptions) -> JsonObject:

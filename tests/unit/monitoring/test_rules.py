@@ -10,6 +10,7 @@ import pytest
 
 from tests.fixtures.promql import unknown_names
 from tests.fixtures.rules.cases import AREAS, cases_of, healthy, labelled, promtool_tests, suspended
+from tests.fixtures.rules.paces import PACES_S, alerts_at
 from tests.fixtures.rules.promtool import needs_promtool, promtool
 from tests.fixtures.rules.variants import rules_of_alert
 from tools.monitoring.rules import RULES_FILE, rules
@@ -120,3 +121,15 @@ def test_a_text_uses_labels_that_the_alert_has():
         and not any(label in name for name in RECORDED if name in rule.expression)
     ]
     assert offenders == []
+
+
+@needs_promtool
+@pytest.mark.parametrize("pace_s", PACES_S)
+def test_from_an_hour_of_load_over_a_restart_to_the_end_only_a_collapse_of_the_reward_alerts(
+    tmp_path, pace_s
+):
+    assert alerts_at(pace_s, tmp_path, collapses=True) == {
+        "VCPOEvaluationFalling",
+        "VCPONotRolledBack",
+        "VCPORewardCollapsed",
+    }

@@ -4,17 +4,36 @@ An object keeps these documents in `metadata.managedFields`, in place of sets of
 a manager no longer applies, and no other one does, is removed. Applying over a value that another
 manager applied is a conflict unless forced.
 Departure: who changes a field by an update or a merge patch does not own it.
-Source: https://kubernetes.io/docs/reference/using-api/server-side-apply/
+Sources: https://kubernetes.io/docs/reference/using-api/server-side-apply/, RFC 7386 (merge patch)
 """
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Iterable
 from typing import Any
 
 from tests.fakes.kubernetes.errors import ApiError, JsonObject
 from tests.fakes.kubernetes.patching.list_types import ATOMIC, KEY_DEFAULTS, SET, Fields, ListTypes
+
+APPLY = "application/apply-patch+yaml"
+MERGE_PATCH = "application/merge-patch+json"
+PATCH_TYPES = (APPLY, MERGE_PATCH)
+
+
+def merge_patch(target: Any, patch: Any) -> Any:
+    """RFC 7386: objects merge, null removes, everything else replaces."""
+    if not isinstance(patch, dict):
+        return copy.deepcopy(patch)
+    merged = dict(target) if isinstance(target, dict) else {}
+    for key, value in patch.items():
+        if value is None:
+            merged.pop(key, None)
+        else:
+            merged[key] = merge_patch(merged.get(key), value)
+    return merged
+
 
 Path = tuple[str, ...]
 """Elements `.field`, and `[{"name": "main"}]` of an item of a keyed list or a set."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.fakes.kubernetes.api import Api
 from tests.fakes.kubernetes.errors import JsonObject, no_such_path
-from tests.fakes.kubernetes.patching.patches import MERGE_PATCH
+from tests.fakes.kubernetes.patching.apply import MERGE_PATCH
 from tests.fakes.kubernetes.requests.targets import DeleteOptions, Target, WriteOptions
 
 _CONTROL_PLANE = WriteOptions(manager="kube-apiserver")

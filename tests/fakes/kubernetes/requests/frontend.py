@@ -13,7 +13,7 @@ from tests.fakes.kubernetes.access import REVIEWS, User, authorize, review, user
 from tests.fakes.kubernetes.api import Api
 from tests.fakes.kubernetes.errors import ApiError, unsupported_media_type
 from tests.fakes.kubernetes.faults import Faults, broken
-from tests.fakes.kubernetes.patching.patches import APPLY, PATCH_TYPES
+from tests.fakes.kubernetes.patching.apply import APPLY, PATCH_TYPES
 from tests.fakes.kubernetes.recorder import Recorder, make_record
 from tests.fakes.kubernetes.requests import actions, discovery
 from tests.fakes.kubernetes.requests.exchange import (

@@ -5,8 +5,7 @@ import logging
 import pytest
 import torch
 
-from tests.fixtures.learner.heads import HEADS
-from tests.fixtures.learner.models import PAD, VOCABULARY, llama, seeded_model, trajectory
+from tests.fixtures.learner.models import HEADS, PAD, VOCABULARY, llama, seeded_model, trajectory
 from vcpo.api.workloads import Lora
 from vcpo_learner.forward import policy_network
 from vcpo_learner.forward.logprobs import prefix_states, token_entropies, token_logprobs

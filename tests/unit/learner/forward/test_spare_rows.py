@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.fixtures.learner.heads import HEADS
-from tests.fixtures.learner.models import PAD, VOCABULARY, seeded_model, trajectory
+from tests.fixtures.learner.models import HEADS, PAD, VOCABULARY, seeded_model, trajectory
 from tests.fixtures.vocabularies import tokenizer_of
 from vcpo.api.workloads import Lora
 from vcpo.service.vocabulary import keep_vocabulary

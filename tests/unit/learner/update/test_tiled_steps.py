@@ -4,8 +4,15 @@ import pytest
 import torch
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
-from tests.fixtures.learner.heads import HEADS, SIZES
-from tests.fixtures.learner.models import PAD, llama, qwen2, sampled_groups, seeded_model
+from tests.fixtures.learner.models import (
+    HEADS,
+    PAD,
+    SIZES,
+    llama,
+    qwen2,
+    sampled_groups,
+    seeded_model,
+)
 from tests.fixtures.learner.updates import expected_gradient, gradient_of_step, make_spec
 from vcpo.api.algorithm import RowLayout
 from vcpo.api.workloads import Lora

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from tests.fixtures.operator.definition import run_definition
 from tests.fixtures.operator.operator import (
     DEFINITIONS,
     KEY,
@@ -18,6 +17,7 @@ from tests.fixtures.operator.operator import (
     operator_fixture,
     signals,
 )
+from tests.fixtures.operator.runs import run_definition
 from vcpo.wire.phase import RunPhase
 from vcpo_operator.cluster_api.run_secrets import first_end_s, renewed_certificates
 from vcpo_operator.names import RunKey
