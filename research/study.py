@@ -75,7 +75,7 @@ class StudyMethod(Section):
     """A control: from this step on the trust region holds the rate that it allowed then; None lets
     it go on."""
     follows_surprisal: bool = False
-    """A candidate: the trust region of `research.regions`."""
+    """A candidate: the trust region of `research.cells.experiment`."""
 
     @model_validator(mode="after")
     def _leaves_the_axes_alone(self) -> Self:

@@ -4,8 +4,7 @@ import math
 
 import pytest
 
-from research.cells.experiment import HeldRegion
-from research.regions import SurprisalRegion
+from research.cells.experiment import HeldRegion, SurprisalRegion
 from vcpo.algo.ess.trust_region import TrustRegion
 
 LAG_1 = {1: 10}
