@@ -270,8 +270,13 @@ class TestRun:
         for _ in range(2):
             asked = vcpo("run", run_file, f"--metrics-port={taken_port}")
             assert (asked.exit_code, asked.stdout) == (USER_ERROR, "")
+        started = []
+        monkeypatch.setattr(
+            "vcpo.cli.main.with_kv_cache", lambda run, _: started.append(run) or run
+        )
         with files_of_at_most(1_000):
             asked = vcpo("run", run_file)
+        assert started
         assert asked.stderr == (
             "--run-dir: runs/countdown-001 cannot be written (File too large); give a writable"
             " directory\n"

@@ -371,7 +371,9 @@ def test_what_a_worker_of_vllm_needs_is_known_of_its_longest_sequences_and_its_m
     assert worker_bytes(run_of("no/model").spec) is None
 
 
-@pytest.mark.parametrize(("gibibytes", "gpus", "found"), [(40, 1, 1), (8, 1, None), (40, 2, None)])
+@pytest.mark.parametrize(
+    ("gibibytes", "gpus", "found"), [(40, 1, 1), (8, 1, None), (40, 2, None), (40, 0, None)]
+)
 def test_workers_that_fit_on_the_learners_gpu_are_told_their_cache(
     tmp_path, monkeypatch, gibibytes, gpus, found
 ):
