@@ -36,7 +36,7 @@ from vcpo_rollout.engines.engine import EngineError
 
 _HYBRIDS: Final = (
     *("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next", "kimi_linear", "nemotron_h", "lfm2"),
-    *("falcon_h1", "olmo_hybrid", "jamba", "zamba2", "mamba2", "mamba", "falcon_mamba"),
+    *("olmo_hybrid", "jamba", "zamba2", "mamba2", "mamba", "falcon_mamba"),
 )
 """Families that vLLM's build for CPUs refuses, and its build for GPUs should not."""
 
