@@ -1,4 +1,4 @@
-"""Shares that signals derive from the record of the last step."""
+"""Signals, deadlines, restarts and admission, beside the decisions that follow from them."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tests.fixtures.learner.dispatcher import ManualClock, make_run
-from tests.fixtures.learner.options import options
+from tests.fixtures.learner.training import options
 from tests.fixtures.learner.updates import spec_of
 from vcpo.api.learner import ActivationCheckpointing, Learner
 from vcpo.service.lifecycle import CANNOT_START, DRAINED, RANK_LOST, StartError

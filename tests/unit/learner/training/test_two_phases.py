@@ -15,9 +15,8 @@ import torch
 
 from tests.fixtures.learner.dispatcher import make_run
 from tests.fixtures.learner.models import llama
-from tests.fixtures.learner.options import options
 from tests.fixtures.learner.ranks import end_ranks, run_ranks
-from tests.fixtures.learner.training import CountingUpdate, TrainingFixture
+from tests.fixtures.learner.training import CountingUpdate, TrainingFixture, options
 from tests.fixtures.rollout.policy_versions import ELSEWHERE
 from vcpo.api.workloads import Precision
 from vcpo.metrics import RolloutMetrics
