@@ -27,7 +27,7 @@ from vcpo.wire.trajectory import Trajectory
 from vcpo_learner.estimator.loss import token_coefficients, trajectory_advantages
 from vcpo_learner.estimator.record import BatchRecord
 from vcpo_learner.forward.attention import take_calls
-from vcpo_learner.forward.logprobs import token_logprobs
+from vcpo_learner.forward.forward_pass import token_logprobs
 from vcpo_learner.forward.token_batch import token_batch
 from vcpo_learner.update.batch_decision import split_groups
 from vcpo_learner.update.gradient import GradientAccumulation

@@ -33,6 +33,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from benchmarks.gpu.random_models import PAD_TOKEN_ID, ModelSize, make_model
 from benchmarks.harness.made import run_spec
@@ -42,7 +43,7 @@ from vcpo.api import VCPORunSpec
 from vcpo_learner.forward import policy_network
 from vcpo_learner.output_head import logit_tiles, trajectory_gradients
 from vcpo_learner.output_head.logit_tiles import TiledLogits
-from vcpo_learner.per_sample_gradients import factors, measurement
+from vcpo_learner.per_sample_gradients import factors, measurement, taps
 from vcpo_learner.update.policy_update import PolicyUpdate
 
 _READS: Final = ("tolist", "item", "cpu", "numpy", "__bool__", "__float__", "__int__", "__index__")
@@ -51,7 +52,7 @@ _SIZED_BY_NUMBERS: Final = ("nonzero", "unique", "masked_select", "bincount")
 _NO_KERNELS: Final = (
     *("view", "expand", "detach", "transpose", "slice", "select.int", "permute", "unsqueeze"),
     *("squeeze", "aten.t.default", "split", "alias", "as_strided", "size", "is_same", "empty"),
-    *("_local_scalar", "promote_types", "unbind", "lift_fresh"),
+    *("_local_scalar", "promote_types", "unbind", "lift_fresh", "prim."),
 )
 """Parts of the names of operations that compute nothing."""
 _METHODS: Final = {"opob": "vcpo2", "mean": "sequenceTis"}
@@ -59,19 +60,23 @@ _METHODS: Final = {"opob": "vcpo2", "mean": "sequenceTis"}
 
 
 class Count(TorchDispatchMode):
-    """Counts syncs, by place, and launches, while it is entered."""
+    """Counts syncs, by place, and launches, while it is entered; a fused function is one."""
 
     def __init__(self) -> None:
         super().__init__()
         self.syncs: Counter[str] = Counter()
         self.kernels: Counter[str] = Counter()
+        self.num_bytes = 0
+        """Read and written by all kernels but products."""
         self._stack = ExitStack()
+        self._is_fused = False
 
     def __enter__(self) -> Count:
         counted = [(Tensor, name, {}) for name in (*_READS, "new_tensor")]
         counted += [(Tensor, name, {"only_lists": True}) for name in ("__getitem__", "__setitem__")]
         for owner, name, only in (*counted, (torch, "tensor", {"only_to_device": True})):
             self._stack.enter_context(self._counting(owner, name, **only))
+        self._stack.enter_context(patch.object(taps, "run", self._run))
         super().__enter__()
         return self
 
@@ -82,14 +87,29 @@ class Count(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        name = str(func)
-        if not any(part in name for part in _NO_KERNELS):
-            self.kernels[name] += 1
+        name, found = str(func), func(*args, **(kwargs or {}))
+        if not (self._is_fused or any(part in name for part in _NO_KERNELS)):
+            self._launch(name, args, kwargs, found)
         if any(part in name for part in _SIZED_BY_NUMBERS) or _has_mask(name, args):
             self._count(name)
         if name == "aten.repeat_interleave.Tensor" and not (kwargs or {}).get("output_size"):
             self._count(name)
-        return func(*args, **(kwargs or {}))
+        return found
+
+    def _run(self, function: Any, *arguments: Any) -> Any:
+        self._is_fused = True
+        found = function(*arguments)
+        self._is_fused = False
+        self._launch(function.__name__, arguments, found)
+        return found
+
+    def _launch(self, name: str, *values: Any) -> None:
+        self.kernels[name] += 1
+        tensors = [each for each in tree_leaves(values) if isinstance(each, Tensor)]
+        for each in () if "mm." in name or name.startswith("host_syncs") else tensors:
+            # What is broadcast is in memory once.
+            sizes = (size for at, size in enumerate(each.shape) if each.stride(at))
+            self.num_bytes += torch.Size(sizes).numel() * each.element_size()
 
     def _counting(
         self, owner: Any, name: str, *, only_lists: bool = False, only_to_device: bool = False

@@ -22,6 +22,7 @@ from vcpo.local.models import worker_bytes
 from vcpo.local.processes.gpus import find_gpus, gpu_bytes, gpu_name, plan_gpus
 from vcpo_learner.estimator.own_functions import wants_norms
 from vcpo_learner.estimator.trial import main
+from vcpo_learner.forward.fused_layers import fuse_layers
 from vcpo_learner.model.loading import choose_trained, hold_base_short
 from vcpo_learner.model.skeleton import build_skeleton
 from vcpo_learner.schedule.token_budget import (
@@ -50,6 +51,7 @@ _REACHED: Final = 0.226
 def plan_lines(spec: VCPORunSpec) -> Iterator[str]:
     """Yield what the learner has in one of its GPUs, its micro-steps, and the seconds of a step."""
     learner, model, gpus = spec.learner, _skeleton(spec), find_gpus()
+    fuse_layers(model, is_half=False)
     size = ModelSize.of(model)
     assert size is not None  # it is a model of transformers
     held = (gpu_bytes(gpus[0]) if gpus else None) or _ASSUMED_BYTES

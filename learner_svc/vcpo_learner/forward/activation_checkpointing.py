@@ -19,18 +19,10 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from vcpo.api.learner import ActivationCheckpointing
 from vcpo_learner.forward.packed_rows import active_row, unpacked_mixers
 from vcpo_learner.forward.router_replay import active_replay
-from vcpo_learner.per_sample_gradients.coverage import require_coverage
-from vcpo_learner.per_sample_gradients.taps import active_recording
+from vcpo_learner.per_sample_gradients.taps import active_recording, require_coverage
 
 _LARGE = 1_000_000_000
 """Parameters from which `auto` saves memory, where no plan of a GPU's memory decides."""
-
-
-def wants_checkpoints(setting: ActivationCheckpointing, num_parameters: int) -> bool:
-    """Return whether layers of a model of this size are computed twice."""
-    if setting is ActivationCheckpointing.AUTO:
-        return num_parameters >= _LARGE
-    return setting is ActivationCheckpointing.LAYERS
 
 
 def set_checkpoints(model: nn.Module, setting: ActivationCheckpointing) -> None:
@@ -38,7 +30,9 @@ def set_checkpoints(model: nn.Module, setting: ActivationCheckpointing) -> None:
 
     Parameters that are not trained count for the size as well.
     """
-    is_on = wants_checkpoints(setting, sum(each.numel() for each in model.parameters()))
+    is_large = sum(each.numel() for each in model.parameters()) >= _LARGE
+    is_on = setting is ActivationCheckpointing.LAYERS
+    is_on = is_on or (setting is ActivationCheckpointing.AUTO and is_large)
     for layer in decoder_layers(model):
         if isinstance(layer.forward, _CheckpointedForward):
             del layer.forward

@@ -10,9 +10,9 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional
 
-from vcpo_learner.forward.logprobs import weighted_logprobs
 from vcpo_learner.forward.packed_rows import PackedRow
 from vcpo_learner.forward.policy_network import PolicyNetwork, Wanted
 from vcpo_learner.forward.token_batch import TokenBatch
@@ -112,8 +112,52 @@ class PlainSum:
     """Not looked for: autograd itself finds every use."""
 
     def add_to_parameters(self, slopes: Sequence[float]) -> None:
-        if self.weighted_sum is None:
-            raise ValueError("weighted_sum is None: only norms were measured; give one")
+        assert self.weighted_sum is not None  # it was given
         coefficients = self.weighted_sum.coefficients(self.objectives.new_tensor(slopes))
         total = (self.objectives * coefficients).sum()
         torch.autograd.backward(total, retain_graph=self.retain_graph)
+
+
+def token_logprobs(model: nn.Module, batch: TokenBatch, *, temperature: float) -> Tensor:
+    """Return the log-probabilities of the trained tokens under softmax(logits / temperature).
+
+    temperature: above 0; the one that the rollouts were sampled at.
+    Returns: [batch, width] nats, 0 elsewhere. Float32 or better whatever the logits'
+    type: bfloat16 keeps 3 digits, and an importance weight is a sum over thousands of tokens.
+    """
+    scores = PolicyNetwork.of(model).score(batch, Wanted(temperature=temperature))
+    return batch.place_trained(scores.logprobs)
+
+
+@torch.no_grad()
+def token_entropies(model: nn.Module, batch: TokenBatch, *, temperature: float) -> Tensor:
+    """Entropy of the distribution that each response token was drawn against, [batch, width] nats.
+
+    Of the target policy, not the behavior policy; 0 elsewhere; without a graph.
+    """
+    wanted = Wanted(temperature=temperature, entropies=True)
+    scores = PolicyNetwork.of(model).score(batch, wanted)
+    assert scores.entropies is not None
+    return batch.place_trained(scores.entropies)
+
+
+@torch.no_grad()
+def prefix_states(model: nn.Module, batch: TokenBatch) -> Tensor:
+    """Return the last hidden state before each token, [batch, width, hidden], for a value head.
+
+    Column t is the state after token t - 1; column 0 is 0; without a graph.
+    """
+    states = PolicyNetwork.of(model).last_states(batch)
+    if batch.row is not None:
+        states = batch.row.unpack(states)
+    return functional.pad(states[:, :-1], (0, 0, 1, 0))
+
+
+def weighted_logprobs(logprobs: Tensor, weights: Tensor) -> Tensor:
+    """Sum over tokens of weight times log-probability, [batch].
+
+    logprobs, weights: [batch, width]; weights are held constant. A token of weight 0 is left out
+    even where its log-probability is -inf, so that its gradient is 0 and not NaN.
+    """
+    constant = weights.detach().to(logprobs.dtype)
+    return (logprobs * constant).masked_fill(constant == 0.0, 0.0).sum(dim=1)

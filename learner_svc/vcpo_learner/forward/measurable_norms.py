@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 from vcpo.service.lifecycle import StartError
 from vcpo.wire.trajectory import FinishReason, Trajectory, VersionSpan
-from vcpo_learner.forward.forward_pass import forward_pass
-from vcpo_learner.forward.logprobs import token_logprobs, weighted_logprobs
+from vcpo_learner.forward.forward_pass import forward_pass, token_logprobs, weighted_logprobs
 from vcpo_learner.forward.policy_network import PolicyNetwork
 from vcpo_learner.forward.token_batch import TokenBatch, token_batch
 from vcpo_learner.forward.twin import make_twin

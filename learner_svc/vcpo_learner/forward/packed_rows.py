@@ -24,9 +24,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from vcpo_learner.device import to_device
+from vcpo_learner.per_sample_gradients.measurement import Packing
 from vcpo_learner.per_sample_gradients.mixtures import OtherForward
 from vcpo_learner.per_sample_gradients.module_calls import is_mixer
-from vcpo_learner.per_sample_gradients.unpack_rows import Packing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

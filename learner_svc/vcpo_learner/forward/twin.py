@@ -16,6 +16,7 @@ from vcpo_learner.forward.activation_checkpointing import (
     decoder_layers,
     set_checkpoints,
 )
+from vcpo_learner.forward.fused_layers import fuse_like
 
 _VOCABULARY: Final = 512
 
@@ -52,8 +53,11 @@ def make_twin(model: nn.Module) -> PreTrainedModel | None:
         raise
     except Exception:  # noqa: BLE001 - a family's own code; the model itself is there to be checked
         return None
-    is_alike = _kinds(twin, by_layer) == [kinds[at] for at in chosen]
-    return twin if is_alike and _frame(twin) == _frame(model) else None
+    if _frame(twin) != _frame(model) or _kinds(twin, by_layer) != [kinds[at] for at in chosen]:
+        return None
+    for at, layer in zip(chosen, decoder_layers(twin), strict=True):
+        fuse_like(layer, layers[at])
+    return twin
 
 
 def _built(model: PreTrainedModel, config: PretrainedConfig) -> PreTrainedModel:

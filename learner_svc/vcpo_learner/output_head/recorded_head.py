@@ -37,14 +37,6 @@ class RecordedHead:
         for slot in self.slots.values():
             self.recording.expect(slot)
 
-    @property
-    def anchor(self) -> Tensor:
-        return self.recording.anchor
-
-    @property
-    def is_measuring(self) -> bool:
-        return self.recording.measuring is not None
-
     @torch.no_grad()
     def measure(self, objective: HeadObjective) -> None:
         """Measure the head's gradients, add them to the sums, and hand the norms on."""

@@ -10,7 +10,7 @@ logits need three: the logits are computed once more.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,21 +24,7 @@ from vcpo_learner.output_head.logit_tiles import (
     TokenRows,
     tile_size,
 )
-
-
-class HeadObserver(Protocol):
-    """Measures the gradient of a head's parameters in place of autograd."""
-
-    @property
-    def anchor(self) -> Tensor:
-        """A number that needs a gradient, so that a backward pass reaches a frozen model's head."""
-
-    @property
-    def is_measuring(self) -> bool:
-        """Whether the backward pass is for the observer; autograd gets a gradient if not."""
-
-    def measure(self, objective: HeadObjective) -> None:
-        """Take the objective whose gradient is wanted."""
+from vcpo_learner.output_head.recorded_head import RecordedHead
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -56,7 +42,7 @@ class HeadRequest:
     rows: TokenRows | None = None
     """The head's rows that are tokens; None if all are."""
     entropies: bool = False
-    observer: HeadObserver | None = None
+    observer: RecordedHead | None = None
 
 
 class TokenScores(NamedTuple):
@@ -76,7 +62,7 @@ def apply_head(
     hidden: [tokens, hidden]; weight: [vocabulary, hidden]; bias: [vocabulary].
     """
     needs_directions = torch.is_grad_enabled() and hidden.requires_grad
-    anchor = None if request.observer is None else request.observer.anchor
+    anchor = None if request.observer is None else request.observer.recording.anchor
     logprobs, entropies = _TiledHead.apply(  # type: ignore[no-untyped-call]
         hidden, weight, bias, anchor, request, needs_directions
     )
@@ -121,7 +107,7 @@ class _TiledHead(torch.autograd.Function):
             weights=weights,
         )
         to_weight = to_bias = None
-        if request.observer is not None and request.observer.is_measuring:
+        if request.observer is not None and request.observer.recording.measuring is not None:
             request.observer.measure(objective)
         elif weight.requires_grad or (bias is not None and bias.requires_grad):
             to_weight, to_bias = _parameter_gradients(objective)

@@ -24,10 +24,9 @@ from dataclasses import dataclass, field
 
 from torch import Tensor, dtype, no_grad
 
-from vcpo_learner.per_sample_gradients.measurement import Kept, Measurement
+from vcpo_learner.per_sample_gradients.measurement import Kept, Measurement, Packing
 from vcpo_learner.per_sample_gradients.slots import Slot
 from vcpo_learner.per_sample_gradients.taps import Recording
-from vcpo_learner.per_sample_gradients.unpack_rows import Packing
 from vcpo_learner.per_sample_gradients.weighted_sum import WeightedSum
 
 
@@ -48,8 +47,7 @@ class MeasuredGradients:
 
         slopes: [num_groups]. The gradient is incomplete before.
         """
-        if self.weighted_sum is None:
-            raise ValueError("weighted_sum is None: only norms were measured; give one")
+        assert self.weighted_sum is not None  # it was given
         sums = self.weighted_sum.sums
         coefficients = self.weighted_sum.coefficients(self.squared_norms.new_tensor(slopes))
         with no_grad():

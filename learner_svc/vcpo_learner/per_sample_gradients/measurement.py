@@ -1,22 +1,29 @@
 """The measurement of every slot's per-sample gradients, as a backward pass hands them over."""
 
+from __future__ import annotations
+
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations_with_replacement, islice
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from vcpo_learner.per_sample_gradients.coverage import LostGradientError, require_coverage
 from vcpo_learner.per_sample_gradients.experts import ExpertCall, ExpertGradients, ExpertSite
-from vcpo_learner.per_sample_gradients.factors import Factors, TokenProducts
+from vcpo_learner.per_sample_gradients.factors import Factors, TokenProducts, is_same
 from vcpo_learner.per_sample_gradients.layer_gradients import LayerGradients, join, layer_gradients
 from vcpo_learner.per_sample_gradients.module_calls import CallSite, ModuleCall, in_rows
 from vcpo_learner.per_sample_gradients.slots import Slot
-from vcpo_learner.per_sample_gradients.taps import CrossTerm, Recording
-from vcpo_learner.per_sample_gradients.unpack_rows import Packing
+from vcpo_learner.per_sample_gradients.taps import (
+    LostGradientError,
+    Recording,
+    require_coverage,
+)
 from vcpo_learner.per_sample_gradients.weighted_sum import Part, WeightedSum
+
+if TYPE_CHECKING:
+    from vcpo_learner.output_head.gradient_tiles import OwnRows
 
 _CHUNK_ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 26}
 """Elements of per-trajectory gradients in memory at once: about a CPU's cache (4 MiB in float32),
@@ -31,6 +38,70 @@ _SMALL_ELEMENTS = 1 << 16
 _TOUCHES = 3.0
 """Times that `reduced` reads or writes each element of a gradient: form, square, add."""
 
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Packing:
+    """The places of each trajectory's tokens in a packed row, which is unpacked to be measured.
+
+    So padding costs memory while a module is measured, and nothing else. The model must keep
+    trajectories apart; the code cannot detect those that attend to each other.
+    """
+
+    segments: Tensor
+    """[1, tokens] int64; the number of a trajectory."""
+    places: Tensor
+    """[num_trajectories, longest] int64 index of the row's tokens. Shorter trajectories are filled
+    up with a token of the row, so every module gets numbers it has seen."""
+    is_own: Tensor
+    """[num_trajectories, longest] bool; False where a shorter trajectory is filled up."""
+    _last: tuple[Tensor, Tensor] | None = None
+
+    def require_per_token(self, call: CallSite) -> None:
+        """Refuse a call whose output or arguments do not have one entry per token.
+
+        Raises: ValueError, naming the module and the argument.
+        """
+        front = tuple(self.segments.shape)
+        shape = call.output_shape
+        if shape is not None and shape[:1] == (self.segments.numel(),) and call.is_flat(front[0]):
+            return
+        with_heads = front[0], 1, front[1]
+        if all(each[:3] == with_heads for each in (shape or (), *call.argument_shapes.values())):
+            return
+        if shape is None or shape[:2] != front:
+            raise ValueError(
+                f"{call.place} returned shape {shape} for packed rows {front}: "
+                "gradient norms need a tensor with one token per entry of the first two axes"
+            )
+        for key, shape in call.argument_shapes.items():
+            if len(shape) > 0 and shape[:2] != front:
+                raise ValueError(
+                    f"argument {key!r} of {call.place} has shape {tuple(shape)} for packed "
+                    f"rows {front}: gradient norms cannot tell which trajectory it belongs to; "
+                    "give it one entry per token, or one trajectory to each row"
+                )
+
+    def unpack(self, call: ModuleCall, output_gradient: Tensor) -> tuple[ModuleCall, Tensor]:
+        """Return a call and the gradient at its output with one trajectory per row.
+
+        output_gradient: [1, tokens, ...]; returned as [num_trajectories, longest, ...] with zeros
+            behind shorter trajectories.
+        """
+        behind = ~self.is_own.view(*self.is_own.shape, *[1] * (output_gradient.ndim - 2))
+        gradient = self._unpack_values(output_gradient).masked_fill(behind, 0.0)
+        return call.with_tensors(self._argument), gradient
+
+    def _argument(self, value: Tensor) -> Tensor:
+        """An argument, unpacked; neighboring layers share an input, and then its unpacked copy."""
+        if self._last is None or not is_same(self._last[0], value):
+            # The argument is held too, so that no other tensor can reuse its memory.
+            self._last = (value, self._unpack_values(value))
+        return self._last[1]
+
+    def _unpack_values(self, values: Tensor) -> Tensor:
+        return values.flatten(0, 1)[self.places]
+
+
 _Layer = LayerGradients | ExpertGradients
 
 
@@ -39,7 +110,7 @@ class _Uses:
     """What has arrived of one slot."""
 
     layers: list[_Layer] = field(default_factory=list)
-    cross_terms: list[CrossTerm | None] = field(default_factory=list)
+    cross_terms: list[OwnRows | None] = field(default_factory=list)
     """The cross terms of uses that were measured and summed before they arrived."""
     num_arrived: int = 0
 
@@ -99,7 +170,10 @@ class Measurement:
             yield slice(start, min(start + size, self.num_trajectories))
 
     def require(self, site: CallSite) -> None:
-        """Refuse a call that cannot be measured; as `Measuring.require`."""
+        """Refuse a call that cannot be measured.
+
+        Raises: ValueError, naming the module.
+        """
         if (packed := self._packing(site.module)) is None:
             site.require_per_trajectory(self.num_trajectories)
         else:
@@ -153,9 +227,12 @@ class Measurement:
 
     @torch.no_grad()
     def receive_measured(
-        self, slot: Slot, squared_norms: Tensor, cross_term: CrossTerm | None = None
+        self, slot: Slot, squared_norms: Tensor, cross_term: OwnRows | None = None
     ) -> None:
-        """Take the norms of a use that has measured itself; as `Measuring.receive_measured`."""
+        """Take the norms [num_trajectories] of a use that was announced, and has measured itself.
+
+        It has added its gradients to `weighted_sum`. cross_term: for products with another use.
+        """
         self.squared_norms += squared_norms
         self._take(slot, [], [cross_term])
 
@@ -189,7 +266,7 @@ class Measurement:
             self.squared_norms += squares.clamp_min_(0.0).sum(dim=0, dtype=torch.float64)
 
     def _take(
-        self, slot: Slot, layers: Sequence[_Layer], cross_terms: Sequence[CrossTerm | None] = ()
+        self, slot: Slot, layers: Sequence[_Layer], cross_terms: Sequence[OwnRows | None] = ()
     ) -> None:
         """Take what one use of a slot has; measure the slot if it is the last use."""
         uses = self._arrived.get(slot) or self._arrived.setdefault(slot, _Uses())

@@ -7,10 +7,12 @@ every row's gradient is its trajectory's: mixers have one trajectory to a row. S
 of a linear layer that Mamba's first form never calls.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from sys import modules as loaded_files
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -18,8 +20,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers.activations import ACT2FN
 
-from vcpo_learner.per_sample_gradients.mixtures import Taps
-from vcpo_learner.per_sample_gradients.module_calls import CallSite, is_depthwise, is_mixer
+from vcpo_learner.per_sample_gradients.module_calls import (
+    CallSite,
+    is_depthwise,
+    is_mixer,
+    replaced,
+)
+
+if TYPE_CHECKING:
+    from vcpo_learner.per_sample_gradients.taps import Recording
 
 _CONVOLVE = "causal_conv1d_fn"
 """Name, in transformers' files, of the function that convolves: a kernel's or PyTorch's."""
@@ -27,8 +36,6 @@ _ROUNDING, _HALF_ROUNDING = 1e-5, 3e-2
 """Share of the largest output."""
 _BY_ROW: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 """Whether a mixer takes copies by row, as it was seen to once."""
-_Owned = tuple[nn.Module, str]
-"""A parameter, by its module and its name there."""
 
 
 def convolution_gradients(inputs: Tensor, gradients: Tensor, size: int) -> Tensor:
@@ -54,7 +61,7 @@ class TappedMixer:
         self,
         name: str,
         module: nn.Module,
-        taps: Taps,
+        taps: Recording,
         *,
         vectors: Sequence[str],
         forward: Callable[..., Any],
@@ -69,7 +76,7 @@ class TappedMixer:
         self._forward = module.forward
         self._with_tap = forward
         self._has_vectors = bool(vectors)
-        self._by_row: list[_Owned] = [(module, each) for each in vectors]
+        self._by_row: list[tuple[nn.Module, str]] = [(module, each) for each in vectors]
         if (linear := uncalled_linear(module)) is not None:
             own = linear.named_parameters()
             self._by_row += [(linear, each) for each, tensor in own if tensor.requires_grad]
@@ -82,7 +89,7 @@ class TappedMixer:
         is_by_row = bool(copies) and self._takes(copies, positional, keywords)
         tapped = {each: self._tapped(*each, copies[each]) for each in copies if is_by_row}
         forward = self._forward if is_by_row and self._has_vectors else self._with_tap
-        with self._tapped_convolution(), _replaced(tapped):
+        with self._tapped_convolution(), replaced(tapped):
             return forward(*positional, **keywords)
 
     def _copy(self, module: nn.Module, name: str, num_rows: int) -> Tensor:
@@ -104,14 +111,14 @@ class TappedMixer:
         return tapped
 
     @torch.no_grad()
-    def _takes(self, copies: Mapping[_Owned, Tensor], positional: Any, keywords: Any) -> bool:
+    def _takes(self, copies: Mapping[Any, Tensor], positional: Any, keywords: Any) -> bool:
         """Whether the mixer has the same output with copies by row."""
         if self._module not in _BY_ROW:
             # Taps of modules in the mixer would count these calls.
             self._taps.is_preview = True
             try:
                 once = self._forward(*positional, **keywords)
-                with _replaced(copies):
+                with replaced(copies):
                     again = self._forward(*positional, **keywords)
                 _BY_ROW[self._module] = _is_same(once, again)
             except (IndexError, RuntimeError, TypeError, ValueError):  # of the model's own code
@@ -162,18 +169,6 @@ class TappedMixer:
             return output if activation is None else ACT2FN[activation](output)
 
         return convolve
-
-
-@contextmanager
-def _replaced(copies: Mapping[_Owned, Any]) -> Iterator[None]:
-    before = {(module, name): module._parameters[name] for module, name in copies}
-    for (module, name), copy in copies.items():
-        module._parameters[name] = copy
-    try:
-        yield
-    finally:
-        for (module, name), parameter in before.items():
-            module._parameters[name] = parameter
 
 
 def _is_same(once: Any, again: Any) -> bool:

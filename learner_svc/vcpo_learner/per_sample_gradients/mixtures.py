@@ -5,8 +5,10 @@ tensors, and an expert sees the tokens that were sent to it. So it is not their 
 tapped, but the products of their parameters with tokens. They compute what they always compute.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -16,20 +18,13 @@ from torch.overrides import TorchFunctionMode
 from vcpo_learner.per_sample_gradients.experts import ExpertSite
 from vcpo_learner.per_sample_gradients.module_calls import CallSite, is_plain
 
+if TYPE_CHECKING:
+    from vcpo_learner.per_sample_gradients.taps import Recording
+
 _EXPERT_MATRICES = {"gate_up_proj", "up_proj", "down_proj"}
 
 
-class Taps(Protocol):
-    """What puts a tap behind a product."""
-
-    is_preview: bool
-    """Whether nothing is tapped now."""
-
-    def tap(self, output: Any, site: CallSite | ExpertSite, *tensors: Tensor) -> Any:
-        """Return `output`; tensors: those of the call, in the site's order."""
-
-
-def tapped_forward(name: str, module: nn.Module, taps: Taps) -> Callable[..., Any] | None:
+def tapped_forward(name: str, module: nn.Module, taps: Recording) -> Callable[..., Any] | None:
     """Return the forward of a router or of experts with taps in it; None for any other module.
 
     name: of the module in its model.
@@ -100,7 +95,7 @@ class OtherForward:
 class _LinearTaps(TorchFunctionMode):
     """Puts taps behind the linear layers that use a module's own weight."""
 
-    def __init__(self, name: str, module: nn.Module, taps: Taps) -> None:
+    def __init__(self, name: str, module: nn.Module, taps: Recording) -> None:
         super().__init__()
         self._name = name
         self._module = module
@@ -132,7 +127,7 @@ class _LinearTaps(TorchFunctionMode):
 class _TappedExperts:
     """The forward of a layer's experts, one after the other, with a tap behind their products."""
 
-    def __init__(self, name: str, module: nn.Module, taps: Taps) -> None:
+    def __init__(self, name: str, module: nn.Module, taps: Recording) -> None:
         self._place = f"module {name!r} ({type(module).__name__})"
         self._module: Any = module
         self._taps = taps

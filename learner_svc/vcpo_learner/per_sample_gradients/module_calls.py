@@ -1,6 +1,7 @@
 """Calls of modules that own trainable parameters, as per-sample gradients need them."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
@@ -98,12 +99,21 @@ class ModuleCall:
         keywords = {key: value for key, value in arguments.items() if isinstance(key, str)}
         # As `torch.func.functional_call`, which looks names up and takes as long as the module.
         module = self.site.module
-        own: dict[str, Any] = module._parameters
-        before, own[parameter_name] = own[parameter_name], parameter
-        try:
+        with replaced({(module, parameter_name): parameter}):
             return module(*positional, **keywords)
-        finally:
-            own[parameter_name] = before
+
+
+@contextmanager
+def replaced(others: Mapping[tuple[nn.Module, str], Any]) -> Iterator[None]:
+    """Put others in the place of parameters, each by its module and name there, in the block."""
+    before = {(module, name): module._parameters[name] for module, name in others}
+    try:
+        for (module, name), other in others.items():
+            module._parameters[name] = other
+        yield
+    finally:
+        for (module, name), parameter in before.items():
+            module._parameters[name] = parameter
 
 
 def in_rows(values: Tensor, num_rows: int) -> Tensor:

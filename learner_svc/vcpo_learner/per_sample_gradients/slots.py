@@ -55,9 +55,6 @@ class Slots:
     def __iter__(self) -> Iterator[Slot]:
         return iter(self._owners)
 
-    def __len__(self) -> int:
-        return len(self._owners)
-
     def modules(self, root: nn.Module | None = None) -> list[tuple[str, nn.Module]]:
         """Return the modules with trainable parameters, and all mixers, of all or of `root`."""
         if root not in self._within:

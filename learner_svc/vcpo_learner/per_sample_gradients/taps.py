@@ -10,72 +10,33 @@ All taps lead to one scalar that needs a gradient, the anchor. A backward pass t
 anchor's gradient goes by every tap that the objective depends on and forms no parameter's gradient.
 """
 
+from __future__ import annotations
+
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import cache
 from operator import ne
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from vcpo_learner.per_sample_gradients.experts import ExpertCall, ExpertSite
-from vcpo_learner.per_sample_gradients.factors import is_same
+from vcpo_learner.per_sample_gradients.experts import ExpertSite
 from vcpo_learner.per_sample_gradients.mixers import TappedMixer
 from vcpo_learner.per_sample_gradients.mixtures import OtherForward, tapped_forward
-from vcpo_learner.per_sample_gradients.module_calls import CallSite, ModuleCall, is_plain
+from vcpo_learner.per_sample_gradients.module_calls import CallSite, is_plain
 from vcpo_learner.per_sample_gradients.slots import Slot, Slots
-from vcpo_learner.per_sample_gradients.weighted_sum import WeightedSum
 
+if TYPE_CHECKING:
+    from vcpo_learner.per_sample_gradients.measurement import Measurement
+
+_NAMED = 3
+"""Parameters that an error names; it counts the others."""
 _CHANGED = "modified by an inplace operation"
 """Part of autograd's message if a saved tensor was written to."""
-_CHECKPOINTED = "torch.utils.checkpoint"
-"""Part of its message if a layer that PyTorch runs again differs the second time, or may not run
-again for an anchor's gradient."""
-
-
-class CrossTerm(Protocol):
-    """A slot's per-sample gradients from one use, for their products with those of an embedding."""
-
-    def inner_products(self, token_ids: Tensor, gradients: Tensor) -> Tensor:
-        """Return <G_i, sum_t onehot(token_it) gradient_it^T>, [batch] float64.
-
-        token_ids: [batch, tokens] int64; gradients: [batch, tokens, num_columns]. With packed rows
-            they are unpacked: one trajectory to each row, and gradients of 0 behind shorter ones.
-        """
-
-
-class Measuring(Protocol):
-    """What the uses of slots hand their gradients to during a measuring backward pass."""
-
-    @property
-    def num_trajectories(self) -> int:
-        """Trajectories of the forward pass."""
-
-    @property
-    def weighted_sum(self) -> WeightedSum | None:
-        """The sum to form; None if only norms are wanted."""
-
-    def require(self, site: CallSite) -> None:
-        """Refuse a call that cannot be measured.
-
-        Raises: ValueError, naming the module.
-        """
-
-    def receive(self, call: ModuleCall | ExpertCall, output_gradient: Tensor) -> None:
-        """Take a call and the gradient at its output, in the output's shape."""
-
-    def receive_measured(
-        self, slot: Slot, squared_norms: Tensor, cross_term: CrossTerm | None = None
-    ) -> None:
-        """Take the norms of a use that was announced by `expect` and measured itself.
-
-        squared_norms: [num_trajectories] float64. The use has added its gradients to `weighted_sum`
-            by then.
-        cross_term: for the products with the slot's other uses; None if it has no other.
-        """
 
 
 class Recording:
@@ -89,13 +50,12 @@ class Recording:
         self.slots = slots
         self.anchor = torch.zeros((), device=device, requires_grad=True)
         """A scalar that every use of a slot has as an input, and whose gradient it leaves None."""
-        self.device_type = self.anchor.device.type
         self.sites: list[CallSite] = []
         self.num_uses: Counter[Slot] = Counter()
         """Uses of each slot; those of a layer that runs again are known when it has."""
         self.num_expected: Counter[Slot] = Counter()
         """Uses of each slot that are no call of its module: they measure themselves."""
-        self.measuring: Measuring | None = None
+        self.measuring: Measurement | None = None
         """The object that the uses hand their gradients to in a backward pass; None outside of
         one."""
         self._used: list[nn.Parameter] = []
@@ -104,8 +64,6 @@ class Recording:
         """Whether a layer runs that will run again, with taps, in the backward pass."""
         self.is_rerun_whole = True
         """Whether the last run of a layer in a backward pass used all of its slots by taps."""
-        self._cast = self.anchor, -1, self.anchor
-        """The input of the last linear layer, its version, and its copy for autocast."""
 
     def expect(self, slot: Slot) -> None:
         """Count a use of a slot outside of its module's forward, which will measure itself."""
@@ -117,28 +75,18 @@ class Recording:
     def parameters(self) -> set[int]:
         return {id(each) for each in self._used}
 
-    def backward(self, objective: Tensor, measuring: Measuring, *, retain_graph: bool) -> None:
+    def backward(self, objective: Tensor, measuring: Measurement, *, retain_graph: bool) -> None:
         """Hand the gradient of `objective` at every use that it depends on to `measuring`.
 
         The parameters' `.grad` does not change. Products are not rounded for autocast.
-
-        Raises: ValueError if PyTorch's own checkpoints run layers again, which taps do not see.
         """
         self.measuring = measuring
         try:
             # A layer that is computed again has the context of its first run.
-            with torch.autocast(self.device_type, enabled=False):
+            with torch.autocast(self.anchor.device.type, enabled=False):
                 torch.autograd.grad(
                     objective, [self.anchor], retain_graph=retain_graph, allow_unused=True
                 )
-        except RuntimeError as error:
-            if _CHECKPOINTED not in str(error):
-                raise
-            raise ValueError(
-                "layers run again by torch.utils.checkpoint, where gradient norms cannot see them:"
-                " in place of model.gradient_checkpointing_enable() call set_checkpoints(model,"
-                " ActivationCheckpointing.LAYERS) of vcpo_learner.forward.activation_checkpointing"
-            ) from error
         finally:
             self.measuring = None
 
@@ -151,15 +99,6 @@ class Recording:
         if not (self.count(site) and isinstance(output, Tensor) and output.requires_grad):
             return output
         return Tap.apply(output, tensors, self.anchor, self, site)  # type: ignore[no-untyped-call]
-
-    def cast(self, inputs: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return a linear layer's input in a type; neighbors that share it share the copy."""
-        values, version, copy = self._cast
-        if inputs._version == version and copy.dtype is dtype and is_same(inputs, values):
-            return copy
-        # The input is held too, so that no other tensor can reuse its memory.
-        self._cast = inputs.detach(), inputs._version, inputs.to(dtype)
-        return self._cast[2]
 
     def count(self, site: CallSite | ExpertSite) -> bool:
         """Count a call's uses of its parameters; return whether it gets a tap."""
@@ -220,58 +159,6 @@ class Recording:
         return OtherForward(module, self._taps[module])
 
 
-class _TappedForward:
-    """A module's forward with a tap at its output."""
-
-    def __init__(self, name: str, module: nn.Module, recording: Recording) -> None:
-        self._name = name
-        self._module: Any = module
-        self._recording = recording
-        self._forward = module.forward
-        self._is_linear = is_plain(module, nn.Linear) and "forward" not in vars(module)
-
-    def __call__(self, *positional: Any, **keywords: Any) -> Any:
-        recording, module = self._recording, self._module
-        if recording.is_preview:
-            return self._forward(*positional, **keywords)
-        if self._is_linear:
-            (inputs,) = positional or keywords.values()
-            site = self._site({0: inputs}, (*inputs.shape[:-1], module.out_features))
-            recording.count(site)
-            given = inputs, module.weight, module.bias, recording.anchor, recording, site
-            return Linear.apply(*given)  # type: ignore[no-untyped-call]
-        output = self._forward(*positional, **keywords)
-        arguments = dict[int | str, Any](enumerate(positional)) | keywords
-        tensors = [each for each in arguments.values() if isinstance(each, Tensor)]
-        shape = tuple(output.shape) if isinstance(output, Tensor) else None
-        return recording.tap(output, self._site(arguments, shape), *tensors)
-
-    def _site(self, arguments: Mapping[int | str, Any], shape: tuple[int, ...] | None) -> CallSite:
-        """Return the site of a call: the last one's if they are alike, as a host is slow.
-
-        shape: of the output.
-        """
-        slots, module, inputs = self._recording.slots, self._module, arguments.get(0)
-        is_alone = len(arguments) == 1 and isinstance(inputs, Tensor)
-        last = slots.sites.get(module) if is_alone else None
-        if last and last.arguments[0] == arguments[0].shape and last.output_shape == shape:
-            return last
-        site = CallSite(
-            name=self._name,
-            module=module,
-            arguments={
-                key: each.shape if isinstance(each, Tensor) else each
-                for key, each in arguments.items()
-            },
-            output_shape=shape,
-            parameter_names=list(slots.of(module)),
-            is_linear=self._is_linear,
-        )
-        if is_alone:
-            slots.sites[module] = site
-        return site
-
-
 class Tap(torch.autograd.Function):
     """The identity; in a measuring backward pass it hands on the call and the gradient here."""
 
@@ -302,11 +189,11 @@ class Linear(torch.autograd.Function):
         ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None, *place: Any
     ) -> Tensor:
         """Return the output, of the type that autocast wants; place: as that of a tap."""
-        _, recording, ctx.site = place
-        ctx.recording, kind = recording, recording.device_type
+        _, ctx.recording, ctx.site = place
+        kind = inputs.device.type
         if torch.is_autocast_enabled(kind) and weight.dtype is not torch.float64:
             dtype = torch.get_autocast_dtype(kind)
-            inputs, weight = recording.cast(inputs, dtype), weight.to(dtype)
+            inputs, weight = inputs.to(dtype), weight.to(dtype)
         ctx.save_for_backward(inputs, weight)
         return functional.linear(inputs, weight, bias)
 
@@ -325,12 +212,75 @@ class Linear(torch.autograd.Function):
         return of_inputs, of_weight, of_bias, None, None, None
 
 
+class RmsNorm(torch.autograd.Function):
+    """A root mean square norm; with its tap if it is given the place of one.
+
+    In a measuring backward pass it then forms no gradient of its weight.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor, weight: Tensor, eps: float, *place: Any) -> Any:
+        """Return the output; place: as that of a tap."""
+        _, ctx.recording, ctx.site = place or (None, None, None)
+        output, scale = run(_normalized, inputs, weight, eps, _output_type(inputs, weight))
+        ctx.save_for_backward(inputs, weight, scale)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradients; hand on that at the output in the place of the weight's."""
+        (gradient,) = gradients
+        inputs, weight, scale = _saved(ctx)
+        needs_inputs, needs_weight, *rest = ctx.needs_input_grad
+        of_inputs = of_weight = None
+        if not _hand_on(ctx, (inputs,), gradient) and needs_weight:
+            of_weight = run(_weight_gradient, gradient, inputs, weight, scale)
+        if needs_inputs:
+            of_inputs = run(_norm_gradient, gradient, inputs, weight, scale)
+        return of_inputs, of_weight, *[None] * len(rest)
+
+
+class Gate(torch.autograd.Function):
+    """silu(gate) * up."""
+
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Tensor) -> Any:
+        """Return the product; gate, up: of one type."""
+        ctx.save_for_backward(gate, up)
+        return run(_gated, gate, up)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        """Return the gradients at both."""
+        return run(_gate_gradients, *gradients, *ctx.saved_tensors)
+
+
+class Rotation(torch.autograd.Function):
+    """Queries and keys, each rotated by the angle of its token."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Any, ...]:
+        """Return both; cos, sin: like them, or broadcast to them, and without a gradient."""
+        ctx.save_for_backward(cos, sin)
+        ctx.types = query.dtype, key.dtype
+        return tuple(
+            run(_rotated, each, cos, sin, _output_type(each, cos)) for each in (query, key)
+        )
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradients, which are rotated back."""
+        pairs = zip(gradients, ctx.types, strict=True)
+        found = [run(_rotated_back, each, *ctx.saved_tensors, dtype) for each, dtype in pairs]
+        return *found, None, None
+
+
 def _saved(ctx: Any) -> tuple[Tensor, ...]:
-    """The saved tensors; raises ValueError, naming the module, if one has changed since."""
+    """The saved tensors; raises ValueError, naming the tap's module, if one has changed since."""
     try:
         return ctx.saved_tensors  # type: ignore[no-any-return]
     except RuntimeError as error:
-        if _CHANGED not in str(error):
+        if ctx.site is None or _CHANGED not in str(error):
             raise
         raise ValueError(
             f"{ctx.site.place} had its input changed in place: gradient norms need it as it was;"
@@ -340,10 +290,127 @@ def _saved(ctx: Any) -> tuple[Tensor, ...]:
 
 def _hand_on(ctx: Any, tensors: Sequence[Tensor], gradient: Tensor) -> bool:
     """Hand a call's gradient to what measures; return whether anything does."""
-    measuring = ctx.recording.measuring
+    measuring = None if ctx.recording is None else ctx.recording.measuring
     if measuring is not None:
         measuring.receive(ctx.site.call(tensors), gradient)
     return measuring is not None
+
+
+def run(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a function of tensors, on a GPU as one kernel."""
+    return (_compiled(function) if arguments[0].is_cuda else function)(*arguments)
+
+
+@cache
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    config: Any = torch._dynamo.config
+    config.recompile_limit = 64  # number types and sizes of one function
+    return torch.compile(function)
+
+
+def _output_type(inputs: Tensor, factor: Tensor) -> torch.dtype:
+    dtype, kind = torch.promote_types(inputs.dtype, factor.dtype), inputs.device.type
+    is_cast = torch.is_autocast_enabled(kind) and dtype is not torch.float64
+    return torch.get_autocast_dtype(kind) if is_cast else dtype
+
+
+def _precise(values: Tensor) -> Tensor:
+    return values.to(torch.promote_types(values.dtype, torch.float32))
+
+
+def _normalized(
+    inputs: Tensor, weight: Tensor, eps: float, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    values = _precise(inputs)
+    scale = torch.rsqrt(values.square().mean(-1, keepdim=True) + eps)
+    return (weight * (values * scale).to(inputs.dtype)).to(dtype), scale
+
+
+def _norm_gradient(gradient: Tensor, inputs: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
+    normalized, weighted = _precise(inputs) * scale, _precise(gradient) * weight
+    share = (weighted * normalized).mean(-1, keepdim=True)
+    return (torch.addcmul(weighted, normalized, share, value=-1.0) * scale).to(inputs.dtype)
+
+
+def _weight_gradient(gradient: Tensor, inputs: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
+    return (_precise(inputs) * scale * gradient).flatten(0, -2).sum(dim=0).to(weight.dtype)
+
+
+def _gated(gate: Tensor, up: Tensor) -> Tensor:
+    return functional.silu(gate) * up
+
+
+def _gate_gradients(gradient: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
+    of_gate: Tensor = torch.ops.aten.silu_backward(gradient * up, gate)
+    return of_gate, gradient * functional.silu(gate)
+
+
+def _rotated(values: Tensor, cos: Tensor, sin: Tensor, dtype: torch.dtype) -> Tensor:
+    first, second = values.chunk(2, dim=-1)
+    return (values * cos + torch.cat([-second, first], dim=-1) * sin).to(dtype)
+
+
+def _rotated_back(values: Tensor, cos: Tensor, sin: Tensor, dtype: torch.dtype) -> Tensor:
+    first, second = (values * sin).chunk(2, dim=-1)
+    return (values * cos + torch.cat([second, -first], dim=-1)).to(dtype)
+
+
+class _TappedForward:
+    """A module's forward with a tap at its output."""
+
+    def __init__(self, name: str, module: nn.Module, recording: Recording) -> None:
+        self._name = name
+        self._module: Any = module
+        self._recording = recording
+        self._forward = module.forward
+        self._is_linear = is_plain(module, nn.Linear) and "forward" not in vars(module)
+        self._tapped = self._linear if self._is_linear else getattr(module.forward, "tapped", None)
+        """The forward with its tap in it, of a module that has one."""
+
+    def __call__(self, *positional: Any, **keywords: Any) -> Any:
+        recording, module = self._recording, self._module
+        if recording.is_preview:
+            return self._forward(*positional, **keywords)
+        if self._tapped is not None:
+            (inputs,) = positional or keywords.values()
+            size = getattr(module, "out_features", inputs.shape[-1])
+            site = self._site({0: inputs}, (*inputs.shape[:-1], size))
+            recording.count(site)
+            return self._tapped(inputs, recording.anchor, recording, site)
+        output = self._forward(*positional, **keywords)
+        arguments = dict[int | str, Any](enumerate(positional)) | keywords
+        tensors = [each for each in arguments.values() if isinstance(each, Tensor)]
+        shape = tuple(output.shape) if isinstance(output, Tensor) else None
+        return recording.tap(output, self._site(arguments, shape), *tensors)
+
+    def _linear(self, inputs: Tensor, *place: Any) -> Any:
+        given = inputs, self._module.weight, self._module.bias, *place
+        return Linear.apply(*given)  # type: ignore[no-untyped-call]
+
+    def _site(self, arguments: Mapping[int | str, Any], shape: tuple[int, ...] | None) -> CallSite:
+        """Return the site of a call: the last one's if they are alike, as a host is slow.
+
+        shape: of the output.
+        """
+        slots, module, inputs = self._recording.slots, self._module, arguments.get(0)
+        is_alone = len(arguments) == 1 and isinstance(inputs, Tensor)
+        last = slots.sites.get(module) if is_alone else None
+        if last and last.arguments[0] == arguments[0].shape and last.output_shape == shape:
+            return last
+        site = CallSite(
+            name=self._name,
+            module=module,
+            arguments={
+                key: each.shape if isinstance(each, Tensor) else each
+                for key, each in arguments.items()
+            },
+            output_shape=shape,
+            parameter_names=list(slots.of(module)),
+            is_linear=self._is_linear,
+        )
+        if is_alone:
+            slots.sites[module] = site
+        return site
 
 
 _ACTIVE: ContextVar[Recording | None] = ContextVar("recording", default=None)
@@ -366,3 +433,61 @@ def record_calls(slots: Slots) -> Iterator[Recording]:
         for handle in handles:
             handle.remove()
         _ACTIVE.reset(token)
+
+
+class LostGradientError(RuntimeError):
+    """The gradient depends on trainable parameters whose part of it was not computed."""
+
+    def __init__(self, names: Sequence[str], reason: str) -> None:
+        rest = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+        shown = ", ".join(repr(name) for name in names[:_NAMED])
+        super().__init__(f"the gradient of {shown}{rest} was lost: {reason}")
+
+
+def require_coverage(objective: Tensor, recording: Recording) -> None:
+    """Check that every parameter that an objective depends on was used by a call or use on record.
+
+    A parameter that the objective does not depend on has no gradient, such as that of an expert
+    that no token was sent to; it passes.
+    objective: of a recorded forward pass, with its graph; saved tensors may be gone.
+    Raises: LostGradientError, naming the parameters.
+    """
+    on_record = recording.parameters
+    lost = [each for each in parameter_leaves(objective) if id(each) not in on_record]
+    if lost:
+        names = {id(recording.slots.parameter(slot)): slot.name for slot in recording.slots}
+        unnamed = "a parameter of shape {}"
+        raise LostGradientError(
+            sorted(names.get(id(each), unnamed.format(tuple(each.shape))) for each in lost),
+            "it is used outside of the forward of the module that owns it; freeze it, or call that"
+            " module",
+        )
+
+
+def require_gradients(slots: Slots, unused: Collection[Slot]) -> None:
+    """Check that every trainable parameter but the unused ones has a `.grad`.
+
+    Raises: LostGradientError, naming the parameters.
+    """
+    lost = [
+        slot.name for slot in slots if slots.parameter(slot).grad is None and slot not in unused
+    ]
+    if lost:
+        raise LostGradientError(lost, "it was computed, and did not get into `.grad`")
+
+
+def parameter_leaves(objective: Tensor) -> list[nn.Parameter]:
+    """Return the parameters in an objective's graph, each once."""
+    leaves = (getattr(node, "variable", None) for node in _nodes(objective))
+    return [each for each in leaves if isinstance(each, nn.Parameter)]
+
+
+def _nodes(objective: Tensor) -> Iterator[Any]:
+    """Yield the nodes of a graph, each once."""
+    seen, waiting = set(), [objective.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            yield node
+            waiting.extend(following for following, _ in node.next_functions)

@@ -12,7 +12,8 @@ trained parameters on a rank, L layers, hidden size H and inner size I of a laye
     workspace     2 GiB             tiles of logits, chunks of per-trajectory gradients, kernels
     layer         4 I b + 64 H      a token's activations in one layer that its backward pass reads:
                                     gate, up, their product and activation; the rest is norms,
-                                    residuals in float32, queries, keys, values, mostly of size H
+                                    residuals in float32, queries, keys, values, mostly of size H;
+                                    3 I b with a fused gate, 40 H with fused norms and rotations
                                     a mixer adds, in float32, 80 for each channel that it convolves,
                                     and 16 for each of its decays and each token of a chunk
     gradients     2 I b + 5 H b     a token's gradients at the outputs of a layer's matrices, which
@@ -43,6 +44,7 @@ from vcpo.api.workloads import Precision
 from vcpo.service.lifecycle import StartError
 from vcpo_learner.device import free_bytes
 from vcpo_learner.forward.attention import transformers_model
+from vcpo_learner.forward.fused_layers import fused_parts
 from vcpo_learner.per_sample_gradients.module_calls import is_depthwise
 from vcpo_learner.ranks.ranks import Ranks
 
@@ -78,6 +80,10 @@ class ModelSize:
     inner: int
     """Inner numbers of a token in a feed-forward layer, over its active experts."""
     vocabulary: int
+    inner_copies: int = 4
+    """Of a token's inner numbers in a layer: gate, up, their product, and the activation."""
+    hidden_bytes: int = 64
+    """Of one of a token's hidden numbers in a layer."""
     mixer_bytes: int = 0
     """Of a token's activations in a mixer, without kernels."""
 
@@ -94,6 +100,7 @@ class ModelSize:
         expert = _largest(config, "moe_intermediate_size") or inner
         queries = _largest(config, "num_attention_heads") * _largest(config, "head_dim")
         parameters = list(policy.parameters())
+        has_fused_gates, has_fused_norms = fused_parts(policy)
         channels = [each.in_channels for each in policy.modules() if is_depthwise(each)]
         return cls(
             num_parameters=sum(each.numel() for each in parameters),
@@ -102,6 +109,8 @@ class ModelSize:
             hidden=max(hidden, queries),
             inner=max(inner, experts * expert),
             vocabulary=config.vocab_size,
+            inner_copies=3 if has_fused_gates else 4,
+            hidden_bytes=40 if has_fused_norms else 64,
             # Queries, keys and values of a token have a channel each in the convolution.
             mixer_bytes=80 * max(channels, default=0) + 16 * _decays_of_chunk(config),
         )
@@ -259,7 +268,8 @@ def token_bytes(size: ModelSize, use: MemoryUse) -> int:
 
 def layer_bytes(size: ModelSize, activation_bytes: int) -> int:
     """Return the bytes of a token's activations in one layer that its backward pass reads."""
-    return 4 * size.inner * activation_bytes + 64 * size.hidden + size.mixer_bytes
+    of_inner = size.inner_copies * size.inner * activation_bytes
+    return of_inner + size.hidden_bytes * size.hidden + size.mixer_bytes
 
 
 def budget_on_ranks(

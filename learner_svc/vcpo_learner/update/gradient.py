@@ -29,6 +29,7 @@ from vcpo.algo.health.fresh_tokens import FreshBlock
 from vcpo.algo.methods import Clipping
 from vcpo.api import VCPORunSpec
 from vcpo.api.algorithm import NORM_BASELINES, RowLayout
+from vcpo.api.workloads import Precision
 from vcpo.wire.trajectory import Trajectory
 from vcpo_learner.clock import Clock
 from vcpo_learner.device import to_device
@@ -44,11 +45,12 @@ from vcpo_learner.estimator.own_functions import wants_norms
 from vcpo_learner.estimator.record import BatchRecord, batch_record, token_lags
 from vcpo_learner.forward.activation_checkpointing import set_checkpoints
 from vcpo_learner.forward.attention import has_kernel, take_calls, transformers_model
+from vcpo_learner.forward.fused_layers import fuse_layers
 from vcpo_learner.forward.measurable_norms import require_measurable_norms
 from vcpo_learner.forward.policy_network import PolicyNetwork
 from vcpo_learner.forward.token_batch import BatchTokens, batch_tokens
-from vcpo_learner.per_sample_gradients.coverage import require_gradients
 from vcpo_learner.per_sample_gradients.slot_sums import ParameterSums, SlotSums
+from vcpo_learner.per_sample_gradients.taps import require_gradients
 from vcpo_learner.ranks.commands import Groups
 from vcpo_learner.ranks.ranks import Ranks
 from vcpo_learner.ranks.sharded_sums import ShardedGradient
@@ -94,6 +96,7 @@ class GradientAccumulation:
         baseline = self._config.baseline
         self.measures_norms = baseline in NORM_BASELINES or wants_norms(baseline)
         policy = PolicyNetwork.of(model).model
+        fuse_layers(policy, is_half=spec.learner.number_format is Precision.BFLOAT16)
         memory = budget_on_ranks(policy, spec, self._ranks, measures_norms=self.measures_norms)
         setting = spec.learner.activation_checkpointing
         set_checkpoints(policy, setting if memory is None else memory.activations)

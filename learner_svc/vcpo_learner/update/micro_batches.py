@@ -19,9 +19,14 @@ from vcpo.api.workloads import Precision
 from vcpo_learner.device import to_device
 from vcpo_learner.estimator.loss import group_offsets, group_slopes
 from vcpo_learner.forward.attention import select_attention
-from vcpo_learner.forward.forward_pass import PlainPass, RecordedPass, forward_pass
+from vcpo_learner.forward.forward_pass import (
+    PlainPass,
+    RecordedPass,
+    forward_pass,
+    token_logprobs,
+    weighted_logprobs,
+)
 from vcpo_learner.forward.kept_apart import require_kept_apart
-from vcpo_learner.forward.logprobs import token_logprobs, weighted_logprobs
 from vcpo_learner.forward.policy_network import PolicyNetwork
 from vcpo_learner.forward.token_batch import BatchTokens, TokenBatch
 from vcpo_learner.per_sample_gradients.slot_sums import SlotSums

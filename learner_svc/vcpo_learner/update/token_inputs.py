@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from vcpo.algo.advantage import vtrace
 from vcpo.algo.methods import LossConfig
 from vcpo_learner.estimator.record import BatchRecord, TokenInput, inputs_needed
-from vcpo_learner.forward.logprobs import prefix_states, token_entropies
+from vcpo_learner.forward.forward_pass import prefix_states, token_entropies
 from vcpo_learner.forward.token_batch import BatchTokens
 from vcpo_learner.ranks.ranks import Ranks
 from vcpo_learner.ranks.sharding import is_sharded, local_part, release

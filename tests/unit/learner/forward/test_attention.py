@@ -35,7 +35,7 @@ from vcpo.api.learner import Attention
 from vcpo.service.lifecycle import StartError
 from vcpo_learner.forward import attention
 from vcpo_learner.forward.attention import select_attention
-from vcpo_learner.forward.logprobs import token_logprobs
+from vcpo_learner.forward.forward_pass import token_logprobs
 from vcpo_learner.forward.token_batch import token_batch
 
 CPU = torch.device("cpu")

@@ -33,13 +33,13 @@ from vcpo.service.lifecycle import StartError
 from vcpo.service.rotary_table import fix_rotary_table
 from vcpo.wire.trajectory import TokenSpan, VersionSpan
 from vcpo_learner.forward.attention import select_attention
-from vcpo_learner.forward.kept_apart import require_kept_apart
-from vcpo_learner.forward.logprobs import (
+from vcpo_learner.forward.forward_pass import (
     prefix_states,
     token_entropies,
     token_logprobs,
     weighted_logprobs,
 )
+from vcpo_learner.forward.kept_apart import require_kept_apart
 from vcpo_learner.forward.packed_rows import pack_row
 from vcpo_learner.forward.policy_network import PolicyNetwork, Wanted
 from vcpo_learner.forward.token_batch import batch_tokens, token_batch

@@ -31,6 +31,7 @@ from vcpo_learner.forward.activation_checkpointing import (
     set_checkpoints,
 )
 from vcpo_learner.forward.attention import select_attention
+from vcpo_learner.forward.fused_layers import fuse_layers, fused_parts
 from vcpo_learner.forward.measurable_norms import require_measurable_norms
 from vcpo_learner.forward.policy_network import PolicyNetwork
 from vcpo_learner.forward.twin import make_twin
@@ -185,11 +186,13 @@ def test_a_deep_model_is_checked_on_a_twin_with_one_layer_of_each_kind(family, p
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_a_twin_has_each_kind_of_layer_and_its_checkpoints():
+def test_a_twin_has_each_kind_of_layer_its_fused_parts_and_its_checkpoints():
     kinds = ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"]
     model = deep(qwen2, 4, layer_types=kinds, use_sliding_window=True, sliding_window=4)
     set_checkpoints(model, ActivationCheckpointing.LAYERS)
+    fuse_layers(model, is_half=True)
     twin = make_twin(model)
+    assert fused_parts(twin) == fused_parts(model) == (False, True)
     assert twin.config.layer_types == ["sliding_attention", "full_attention"]
     assert are_checkpointed(twin)
 

@@ -8,7 +8,7 @@ import torch
 from tests.fixtures.learner.models import HEADS, PAD, VOCABULARY, llama, seeded_model, trajectory
 from vcpo.api.workloads import Lora
 from vcpo_learner.forward import policy_network
-from vcpo_learner.forward.logprobs import prefix_states, token_entropies, token_logprobs
+from vcpo_learner.forward.forward_pass import prefix_states, token_entropies, token_logprobs
 from vcpo_learner.forward.policy_network import PolicyNetwork
 from vcpo_learner.forward.token_batch import token_batch
 from vcpo_learner.model.lora import add_adapters

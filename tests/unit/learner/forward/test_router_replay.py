@@ -21,8 +21,7 @@ from vcpo.api.learner import ActivationCheckpointing
 from vcpo.service.lifecycle import StartError
 from vcpo.wire.packing import ExpertRoutes
 from vcpo_learner.forward.activation_checkpointing import set_checkpoints
-from vcpo_learner.forward.forward_pass import forward_pass
-from vcpo_learner.forward.logprobs import token_logprobs
+from vcpo_learner.forward.forward_pass import forward_pass, token_logprobs
 from vcpo_learner.forward.policy_network import PolicyNetwork
 from vcpo_learner.forward.replayable import require_replayable
 from vcpo_learner.forward.router_replay import router_layout, routers_by_layer

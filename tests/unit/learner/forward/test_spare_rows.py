@@ -10,8 +10,7 @@ from tests.fixtures.learner.models import HEADS, PAD, VOCABULARY, seeded_model, 
 from tests.fixtures.vocabularies import tokenizer_of
 from vcpo.api.workloads import Lora
 from vcpo.service.vocabulary import keep_vocabulary
-from vcpo_learner.forward.forward_pass import forward_pass
-from vcpo_learner.forward.logprobs import token_logprobs
+from vcpo_learner.forward.forward_pass import forward_pass, token_logprobs
 from vcpo_learner.forward.policy_network import PolicyNetwork, Wanted
 from vcpo_learner.forward.token_batch import token_batch
 from vcpo_learner.model.lora import add_adapters

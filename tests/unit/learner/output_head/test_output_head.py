@@ -1,5 +1,6 @@
 import pytest
 import torch
+from torch import nn
 
 from tests.unit.learner.output_head.heads import FORMS, VOCABULARY, case
 from vcpo_learner.output_head import logit_tiles, trajectory_gradients
@@ -11,6 +12,8 @@ from vcpo_learner.output_head.trajectory_gradients import (
     TrajectoryGradients,
     TrajectoryWeights,
 )
+from vcpo_learner.per_sample_gradients.slots import Slots
+from vcpo_learner.per_sample_gradients.taps import Recording
 
 SIZES = [TileSize(tokens=1, vocabulary=7), TileSize(tokens=4, vocabulary=10)]
 ONE_TILE = TileSize(tokens=100, vocabulary=100)
@@ -146,8 +149,8 @@ class Measuring:
     """Keeps the objective of a backward pass."""
 
     def __init__(self):
-        self.anchor = torch.zeros((), requires_grad=True)
-        self.is_measuring = True
+        self.recording = Recording(Slots(nn.Module()))
+        self.recording.measuring = self
         self.objective = None
 
     def measure(self, objective):
@@ -158,7 +161,7 @@ def objective_of(one, form):
     observer = Measuring()
     call = one.call(FORMS[form], observer=observer)
     found = apply_head(one.hidden, one.weight, one.bias, call).logprobs
-    torch.autograd.grad((found * one.weights).sum(), [observer.anchor], allow_unused=True)
+    torch.autograd.grad((found * one.weights).sum(), [observer.recording.anchor], allow_unused=True)
     return observer.objective
 
 

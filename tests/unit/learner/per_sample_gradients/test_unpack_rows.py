@@ -68,23 +68,17 @@ def squared_norm(model, objective: Tensor) -> float:
 
 @BOTH_FORMS
 @pytest.mark.parametrize("family", ["llama", "llama tied", "gpt2 tied"])
-def test_norms_of_packed_rows_agree_with_one_backward_pass_each(monkeypatch, family, kept):
-    monkeypatch.setattr(trajectory_gradients, "is_kept_cheaper", lambda *_: kept)
-    model = seeded_model(FAMILIES[family], dtype=torch.float64)
-    expected = [squared_norm(model, each) for each in objectives_alone(model)]
-    assert measure_packed(model).squared_norms.tolist() == pytest.approx(expected, rel=1e-9)
-
-
-@BOTH_FORMS
-@pytest.mark.parametrize("family", ["llama", "llama tied", "gpt2 tied"])
-def test_the_sum_over_packed_rows_is_that_of_one_backward_pass(monkeypatch, family, kept):
+def test_norms_and_sum_of_packed_rows_are_those_of_backward_passes(monkeypatch, family, kept):
     monkeypatch.setattr(trajectory_gradients, "is_kept_cheaper", lambda *_: kept)
     model = seeded_model(FAMILIES[family], dtype=torch.float64)
     offsets = torch.linspace(-1.0, 1.0, len(LENGTHS)).double()
     coefficients = (offsets + torch.tensor(SLOPES, dtype=torch.float64)[GROUPS]).tolist()
     total = sum(c * f for c, f in zip(coefficients, objectives_alone(model), strict=True))
     expected = torch.autograd.grad(total, list(model.parameters()))
-    measure_packed(model, summed(model, offsets, GROUPS)).add_to_parameters(SLOPES)
+    norms = [squared_norm(model, each) for each in objectives_alone(model)]
+    found = measure_packed(model, summed(model, offsets, GROUPS))
+    assert found.squared_norms.tolist() == pytest.approx(norms, rel=1e-9)
+    found.add_to_parameters(SLOPES)
     for parameter, gradient in zip(model.parameters(), expected, strict=True):
         torch.testing.assert_close(parameter.grad, gradient, rtol=1e-9, atol=1e-12)
 

@@ -31,6 +31,7 @@ from vcpo.api.learner import ActivationCheckpointing, Attention
 from vcpo.service.lifecycle import StartError
 from vcpo_learner.forward.activation_checkpointing import set_checkpoints
 from vcpo_learner.forward.attention import select_attention
+from vcpo_learner.forward.fused_layers import fuse_layers
 from vcpo_learner.schedule import token_budget
 from vcpo_learner.schedule.micro_steps import MicroBatchBudget, fit, group_micro_steps, micro_steps
 from vcpo_learner.schedule.token_budget import (
@@ -112,9 +113,13 @@ def saved_bytes(model, num_tokens, *, half):
 
 
 @pytest.mark.parametrize("half", [False, True], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("is_fused", [False, True], ids=["own code", "fused"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_layer_keeps_at_most_what_is_counted_and_more_than_half_of_it(family, half):
+def test_a_layer_keeps_at_most_what_is_counted_and_more_than_half_of_it(family, is_fused, half):
     few, many = (build(family, num_layers) for num_layers in (1, 3))
+    if is_fused:
+        for model in (few, many):
+            fuse_layers(model, is_half=False)
     measured = [
         saved_bytes(model, 256, half=half) - saved_bytes(model, 128, half=half)
         for model in (few, many)

@@ -37,8 +37,8 @@ from tests.fixtures.learner.updates import (
 from vcpo.api.learner import ActivationCheckpointing, GradientMode, Learner
 from vcpo.wire.trajectory import TokenSpan, VersionSpan
 from vcpo_learner.forward.activation_checkpointing import set_checkpoints
-from vcpo_learner.per_sample_gradients.coverage import LostGradientError
 from vcpo_learner.per_sample_gradients.slot_sums import ParameterSums
+from vcpo_learner.per_sample_gradients.taps import LostGradientError
 from vcpo_learner.update.gradient import GradientAccumulation
 from vcpo_learner.update.policy_update import PolicyUpdate
 
