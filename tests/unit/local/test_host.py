@@ -147,11 +147,11 @@ async def test_a_learner_that_hangs_is_killed_and_started_again(fixture):
     fixture.clock.added_s = 61.0
     await fixture.until(lambda: fixture.events("LearnerRestarted"))
     (restarted,) = fixture.events("LearnerRestarted")
-    assert re.match(r"it did not answer for 6\d s and was killed \(log: ", restarted)
+    assert re.match(r"it did not answer for \d\d+ s and was killed \(log: ", restarted)
     await fixture.until(lambda: fixture.sample("vcpo_run_learner_restarts_total") == 1.0)
     (stale,) = fixture.events("SignalsStale")
     assert re.match(
-        r"the newest signals of the learner are 6\d s old \(deadline exceeded.*\): lag limit and"
+        r"the newest signals of the learner are \d\d+ s old \(deadline exceeded.*\): lag limit and"
         " workers stay as they are",
         stale,
     )
@@ -160,7 +160,7 @@ async def test_a_learner_that_hangs_is_killed_and_started_again(fixture):
     await fixture.until(lambda: fixture.pid_of("learner") not in {None, first})
     await fixture.until(lambda: fixture.view.views[-1].signals.age_s < 10.0)
     (fresh,) = fixture.events("SignalsFresh")
-    assert re.match(r"the learner answers again after 6\d s", fresh)
+    assert re.match(r"the learner answers again after \d\d+ s", fresh)
 
 
 async def test_a_learner_that_fails_to_tell_its_signals_lives(fixture):
@@ -191,7 +191,7 @@ async def test_a_hung_worker_is_replaced_and_an_answer_that_got_old_meanwhile_is
     fixture.clock.added_s = 61.0
     await fixture.until(lambda: fixture.pid_of("main-1"))
     (lost,) = fixture.events("WorkerLost")
-    assert re.match(r"main-0 did not answer for 6\d s and was killed \(log: ", lost)
+    assert re.match(r"main-0 did not answer for \d\d+ s and was killed \(log: ", lost)
     assert fixture.events("SignalsStale") == []
 
 
