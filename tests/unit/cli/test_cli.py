@@ -100,7 +100,7 @@ class TestValidate:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
         (tmp_path / "config.json").write_text(json.dumps(QWEN_1_5B))
         asked = vcpo("validate", "examples/qwen_one_gpu.yaml", f"--set=model.name={tmp_path}")
-        assert re.search(r"^tokens +31,390 in .*\nseconds +7\.24 for 128 ", asked.stdout, re.M)
+        assert re.search(r"^tokens +37,812 in .*\nseconds +7\.24 for 128 ", asked.stdout, re.M)
         assert (asked.exit_code, "has no model.safetensors" in asked.stderr) == (USER_ERROR, True)
 
     def test_rows_are_counted(self, run_file, tmp_path):

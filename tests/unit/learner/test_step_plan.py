@@ -25,33 +25,33 @@ SHARED = f"{RATE}; workers take theirs of the same GPU"
 # 1.5 B: P = 1,543,714,304. The worker has 2 P, 2 x 2 x 28 x 256 bytes for each of 128 x 2,048
 # tokens, and 3 GiB: .162 of 85.5 GB, and .738 stay. Of them 4 P are weights, 8 P gradients with
 # sums, 8 P moments, 2 P published, 1.0 GiB copies of the ends and two layers, 2 GiB kernels. Of
-# the free memory .9 counts: 20.25 GB are left, at 645,120 bytes a token. 8 P operations a token.
-# Adapters: A = 9,232,384, the weights 2 P + 4 A, 6,223,872 bytes a token, 4 P + 6 A operations.
+# the free memory .9 counts: 20.25 GB are left, at 535,552 bytes a token. 8 P operations a token.
+# Adapters: A = 9,232,384, the weights 2 P + 4 A, 4,689,920 bytes a token, 4 P + 6 A operations.
 # 7 B on four: P = 7,615,616,512, a quarter of it on each; 10 bytes for each number of the ends and
-# of two layers; 1,458,176 bytes a token; 8 (P - 152,064 x 3,584) operations.
+# of two layers; 1,210,368 bytes a token; 8 (P - 152,064 x 3,584) operations.
 PLANS = {
     "qwen_one_gpu": (
         "53.5 of 79.6 GiB (none is here), learner's share 0.74",
         "5.8 11.5 11.5 2.9 3.0 18.9",
-        "31,390 in a micro-step, a trajectory has 2,048 at most; activations computed again",
+        "37,812 in a micro-step, a trajectory has 2,048 at most; activations computed again",
         f"7.24 for 128 responses of 1,024 tokens, {SHARED}",
     ),
     "qwen_one_gpu with adapters": (
         "53.2 of 79.6 GiB (none is here), learner's share 0.74",
         "2.9 0.1 0.1 0.0 2.0 48.1",
-        "8,298 in a micro-step, a trajectory has 2,048 at most; activations kept",
+        "11,013 in a micro-step, a trajectory has 2,048 at most; activations kept",
         f"3.65 for 128 responses of 1,024 tokens, {SHARED}",
     ),
     "qwen_one_gpu with a GPU for the worker": (
         "71.7 of 79.6 GiB (none is here), learner's share 1.00",
         "5.8 11.5 11.5 2.9 3.0 37.1",
-        "61,730 in a micro-step, a trajectory has 2,048 at most; activations computed again",
+        "74,359 in a micro-step, a trajectory has 2,048 at most; activations computed again",
         f"7.24 for 128 responses of 1,024 tokens, {RATE}",
     ),
     "qwen_8_gpus": (
         "71.9 of 79.6 GiB (none is here) on each of 4, learner's share 1.00",
         "7.1 14.2 14.2 3.5 16.5 16.4",
-        "12,049 in a micro-step, a trajectory has 4,096 at most; activations computed again",
+        "14,515 in a micro-step, a trajectory has 4,096 at most; activations computed again",
         f"66.3 for 512 responses of 2,048 tokens, {RATE}",
     ),
 }
