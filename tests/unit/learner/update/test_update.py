@@ -243,7 +243,7 @@ def test_auto_packs_rows_that_a_kernel_takes_if_all_checks_pass(
     before = model.config._attn_implementation
     with caplog.at_level(logging.INFO, logger=gradient.__name__):
         update = PolicyUpdate(model, make_spec(), PAD)
-    (line,) = caplog.messages
+    (line,) = [each.message for each in caplog.records if each.name == gradient.__name__]
     assert line.startswith(f"spec.batch.rowLayout: auto, rows are {said}")
     packs = said == "packed"
     assert update._gradient.runner.packs is packs
