@@ -15,7 +15,6 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from vcpo.api import VCPORunSpec
-from vcpo.api.algorithm import NORM_BASELINES
 from vcpo.api.learner import ActivationCheckpointing
 from vcpo.api.workloads import Precision
 from vcpo.local.models import worker_bytes
@@ -56,11 +55,10 @@ def plan_lines(spec: VCPORunSpec) -> Iterator[str]:
     assert size is not None  # it is a model of transformers
     held = (gpu_bytes(gpus[0]) if gpus else None) or _ASSUMED_BYTES
     share = _learner_share(spec, size.num_parameters, held, num_gpus=len(gpus))
-    baseline = spec.algorithm.loss_config.baseline
     use = MemoryUse.of(
         spec,
         num_shards=learner.fsdp_size or learner.ranks,
-        measures_norms=baseline in NORM_BASELINES or wants_norms(baseline),
+        measures_norms=wants_norms(spec.algorithm.loss_config.baseline),
     )
     weights = sum(each.nbytes for each in model.parameters()) // use.num_shards
     free = max(0, min(held - _CONTEXT_BYTES, int(share * held)) - weights)

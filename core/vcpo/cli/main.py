@@ -25,7 +25,7 @@ from vcpo.api import (
     missing_gpus,
     with_gpu_defaults,
 )
-from vcpo.cli.console import OUT, fail, reading, say, tell, writing
+from vcpo.cli.console import ERR, OUT, fail, reading, say, tell, writing
 from vcpo.cli.events import events, logs, report
 from vcpo.cli.export import export
 from vcpo.cli.init import init
@@ -163,10 +163,10 @@ def validate(files: RunFile, changes: Changes = None) -> None:
     loaded = load_file(files, changes)
     found = watch_inspection(loaded)
     uses = (local_gpu_use(loaded.spec), GpuUse.from_spec(loaded.spec))
-    plan = () if any(model_problems(loaded)) else tuple(step_plan(loaded, uses[0]))
-    if found.problems:
-        for line in plan:
-            say(line)
+    with ERR.status("planning a step"):
+        plan = () if any(model_problems(loaded)) else tuple(step_plan(loaded, uses[0]))
+    for line in plan if found.problems else ():
+        say(line)
     refuse(files, found.problems)
     slow = dict.fromkeys(each for use in uses for each in gpu_warnings(loaded.spec, use))
     in_cluster = (f"in a cluster: {each}" for each in missing_gpus(loaded.spec))

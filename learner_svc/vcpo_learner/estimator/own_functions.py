@@ -27,6 +27,7 @@ from vcpo.algo.advantage import AdvantageFunction, numbers_wanted
 from vcpo.algo.baseline import Baseline
 from vcpo.algo.ess.importance_weights import NonFiniteWeightError
 from vcpo.algo.methods import SURROGATE_LOSS, LossConfig
+from vcpo.api.algorithm import NORM_BASELINES
 from vcpo.service.plugins import beside_or_in, import_named
 from vcpo_learner.estimator.record import BatchRecord, TokenCoefficients
 
@@ -73,9 +74,11 @@ def advantage_function(baseline: Baseline | str) -> Baseline | AdvantageFunction
 
 
 def wants_norms(baseline: Baseline | str) -> bool:
-    """Return whether a user's baseline reads gradient norms; False for a shipped one."""
+    """Return whether a baseline, shipped or a user's, reads gradient norms."""
     function = advantage_function(baseline)
-    return not isinstance(function, Baseline) and "squared_norms" in numbers_wanted(function)
+    if isinstance(function, Baseline):
+        return function in NORM_BASELINES
+    return "squared_norms" in numbers_wanted(function)
 
 
 @cache

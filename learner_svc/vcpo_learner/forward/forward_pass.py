@@ -135,8 +135,7 @@ def token_entropies(model: nn.Module, batch: TokenBatch, *, temperature: float) 
 
     Of the target policy, not the behavior policy; 0 elsewhere; without a graph.
     """
-    wanted = Wanted(temperature=temperature, entropies=True)
-    scores = PolicyNetwork.of(model).score(batch, wanted)
+    scores = PolicyNetwork.of(model).score(batch, Wanted(temperature=temperature, entropies=True))
     assert scores.entropies is not None
     return batch.place_trained(scores.entropies)
 

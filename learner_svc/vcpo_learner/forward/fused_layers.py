@@ -38,15 +38,17 @@ def fuse_layers(model: nn.Module, *, is_half: bool) -> None:
     is_half: whether products are in bfloat16, in which a fused gate takes a CPU longer.
     """
     found, any_parameter = Counter[str](), next(model.parameters())
+    _LOGGER.info("layers: trying norms, gates and rotations as one kernel each")
     is_slow_gate = is_half and any_parameter.device.type == "cpu"
     for module in chain.from_iterable(map(_parts, decoder_layers(model))):
         fused = None if "forward" in vars(module) else _fused(module)
         if fused is None or (is_slow_gate and isinstance(fused, _Gate)):
             continue
         ways = [False, True][: 1 + is_half]
-        does_agree = all(_agrees(module, fused, any_parameter, is_half=each) for each in ways)
-        found[f"{type(module).__name__} {'fused' if does_agree else 'as it is'}"] += 1
-        if does_agree:
+        found_out = (_difference(module, fused, any_parameter, is_half=each) for each in ways)
+        reason = next(filter(None, found_out), "")
+        found[f"{type(module).__name__} {f'as it is ({reason})' if reason else 'fused'}"] += 1
+        if not reason:
             module.forward = fused
     if found:
         _LOGGER.info("layers: %s", ", ".join(f"{count} {each}" for each, count in found.items()))
@@ -179,8 +181,8 @@ def _takes_one(module: nn.Module) -> bool:
     return len(inspect.signature(module.forward).parameters) == 1
 
 
-def _agrees(module: nn.Module, fused: _Fused, like: Tensor, *, is_half: bool) -> bool:
-    """Return whether a module's own way has the same outputs and gradients."""
+def _difference(module: nn.Module, fused: _Fused, like: Tensor, *, is_half: bool) -> str:
+    """Return why a module keeps its own way; empty if outputs and gradients are the same."""
     device, dtype = torch.device("cpu") if like.is_meta else like.device, like.dtype
     generator = torch.Generator(device).manual_seed(0)
     given = [
@@ -191,14 +193,15 @@ def _agrees(module: nn.Module, fused: _Fused, like: Tensor, *, is_half: bool) ->
             ways = [_numbers(partial(fused.run, each), given) for each in (module.forward, fused)]
     except torch.OutOfMemoryError:
         raise
-    except Exception:  # noqa: BLE001 - a model's own code runs there, or a kernel is not made
-        return False
+    except Exception as error:  # noqa: BLE001 - of a model's own code, or a kernel is not made
+        return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
     is_exact = not is_half and dtype.itemsize > 2
     rounding = _ROUNDING * torch.finfo(dtype).eps if is_exact else _HALF_ROUNDING
-    return all(
+    is_same = all(
         own.shape == other.shape and bool((own - other).abs().max() <= rounding * own.abs().max())
         for own, other in zip(*ways, strict=True)
     )
+    return "" if is_same else "other numbers"
 
 
 def _numbers(way: _Way, given: Sequence[Tensor]) -> list[Tensor]:

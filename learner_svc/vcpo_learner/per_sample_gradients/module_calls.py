@@ -146,7 +146,7 @@ def past_chunk(model: nn.Module) -> int:
 
     A mixer hands its state on from chunk to chunk, and computes within one in another way.
     """
-    sizes = [getattr(each, "chunk_size", _CHUNK) for each in model.modules() if is_mixer(each)]
+    sizes = [getattr(each, "chunk_size", 0) or _CHUNK for each in model.modules() if is_mixer(each)]
     return max(sizes) + 6 if sizes else 0
 
 

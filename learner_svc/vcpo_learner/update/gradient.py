@@ -28,7 +28,7 @@ from vcpo.algo.advantage import BaselineScope
 from vcpo.algo.health.fresh_tokens import FreshBlock
 from vcpo.algo.methods import Clipping
 from vcpo.api import VCPORunSpec
-from vcpo.api.algorithm import NORM_BASELINES, RowLayout
+from vcpo.api.algorithm import RowLayout
 from vcpo.api.workloads import Precision
 from vcpo.wire.trajectory import Trajectory
 from vcpo_learner.clock import Clock
@@ -93,8 +93,7 @@ class GradientAccumulation:
         self._config = spec.algorithm.loss_config
         self._longest_response = spec.sampling.max_new_tokens
         self._ranks = ranks or Ranks(device=next(model.parameters()).device)
-        baseline = self._config.baseline
-        self.measures_norms = baseline in NORM_BASELINES or wants_norms(baseline)
+        self.measures_norms = wants_norms(self._config.baseline)
         policy = PolicyNetwork.of(model).model
         fuse_layers(policy, is_half=spec.learner.number_format is Precision.BFLOAT16)
         memory = budget_on_ranks(policy, spec, self._ranks, measures_norms=self.measures_norms)

@@ -28,7 +28,6 @@ from vcpo.service.process import end_with
 _VARIABLE: Final = "VCPO_FORK"
 """Environment variable; with 0 each process of a local run imports for itself."""
 _MODULES: Final = ("vcpo_learner.command", "vcpo_rollout.command", "vcpo_rollout.engines.hf.engine")
-_ENDING_S: Final = 5.0
 _SPARE: Final = 2  # for workers that are added later, and for restarts
 
 
@@ -77,7 +76,7 @@ def fork_services(run: VCPORun, *, has_gpus: bool) -> list[ForkedProcess]:
         for module in _MODULES:
             import_module(module)
         for thread in threading.enumerate()[1:]:  # of a status that was shown, and ends
-            thread.join(_ENDING_S)
+            thread.join(timeout=5.0)
         if len(list(Path("/proc/self/task").iterdir())) > 1:
             return []
         return _fork(run.spec.learner.ranks_per_replica + sum(workers) + _SPARE)

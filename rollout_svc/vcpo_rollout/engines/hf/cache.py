@@ -50,7 +50,7 @@ class DecodingCache:
         """Tokens after which recurrent layers hand their state on; 0 if the model has none."""
         if not any(isinstance(each, RecurrentLayer) for each in self._layers.layers):
             return 0
-        return max(getattr(each, "chunk_size", _CHUNK) for each in self._model.modules())
+        return max(getattr(each, "chunk_size", 0) or _CHUNK for each in self._model.modules())
 
     def clear(self) -> None:
         self._layers = cache_for(self._model.config)

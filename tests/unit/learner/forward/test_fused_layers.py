@@ -67,11 +67,13 @@ def test_a_function_with_other_numbers_or_gradients_is_not_used(name, monkeypatc
     assert fused_kinds(model) == KINDS - {FAULTS[name]}
 
 
-def test_a_kernel_that_cannot_be_made_leaves_a_model_as_it_is(monkeypatch):
+def test_a_kernel_that_cannot_be_made_leaves_a_model_as_it_is_and_says_why(monkeypatch, caplog):
     monkeypatch.setattr(taps, "run", lambda *_: 1 / 0)
     model = llama()
-    fuse_layers(model, is_half=True)
+    with caplog.at_level("INFO", logger="vcpo_learner.forward.fused_layers"):
+        fuse_layers(model, is_half=True)
     assert fused_kinds(model) == set()
+    assert "LlamaRMSNorm as it is (ZeroDivisionError: division by zero)" in caplog.messages[-1]
 
 
 def test_a_measuring_pass_forms_no_gradient_of_a_norms_weight(monkeypatch):
