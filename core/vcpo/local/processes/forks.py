@@ -5,13 +5,11 @@ forks, while it has one thread, no GPU and no channel. The end of the input from
 its orders ends it, whatever it does.
 """
 
-from __future__ import annotations
-
 import gc
 import json
 import os
 import sys
-import threading
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -75,9 +73,7 @@ def fork_services(run: VCPORun, *, has_gpus: bool) -> list[ForkedProcess]:
     try:
         for module in _MODULES:
             import_module(module)
-        for thread in threading.enumerate()[1:]:  # of a status that was shown, and ends
-            thread.join(timeout=5.0)
-        if len(list(Path("/proc/self/task").iterdir())) > 1:
+        if not _is_alone():
             return []
         return _fork(run.spec.learner.ranks_per_replica + sum(workers) + _SPARE)
     except Exception:  # noqa: BLE001 - of a library; a process that imports for itself tells it
@@ -85,6 +81,19 @@ def fork_services(run: VCPORun, *, has_gpus: bool) -> list[ForkedProcess]:
     finally:
         os.environ.clear()
         os.environ.update(before)
+
+
+def _is_alone() -> bool:
+    """Return whether this is the only thread; one of a status that was shown ends first.
+
+    The system has a thread for a moment after Python has joined it.
+    """
+    deadline_s = time.monotonic() + 5.0
+    while len(list(Path("/proc/self/task").iterdir())) > 1:
+        if time.monotonic() > deadline_s:
+            return False
+        time.sleep(0.01)
+    return True
 
 
 def _fork(number: int) -> list[ForkedProcess]:

@@ -1,7 +1,5 @@
 """Child processes are started, watched and stopped; none is orphaned and no other is touched."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import select
@@ -194,11 +192,11 @@ def test_a_fork_works_as_a_child_and_none_that_waits_outlives_a_killed_host(tmp_
 
 
 BESIDE_A_STATUS = """
-import threading
+import _thread, time
 from tests.unit.local.processes.fake_processes import RUN_OF_TWO_RANKS
 from vcpo.local.processes import forks
 forks._MODULES = ()
-threading.Timer(0.2, int).start()
+_thread.start_new_thread(time.sleep, (0.2,))  # threading knows none, as one it has joined
 print(len(forks.fork_services(RUN_OF_TWO_RANKS, has_gpus=False)))
 """
 
