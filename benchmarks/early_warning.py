@@ -22,8 +22,6 @@ last line is JSON:
                                  the number, and of cells with two low evaluations in a row
 """
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

@@ -16,8 +16,6 @@ The last line printed is JSON:
 Exit status 1 when a bar is missed: p99 of 1 s, 250 MB, no idle write.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import contextlib

@@ -10,8 +10,6 @@ feed it, and seconds per version; and the limits of the event loop, whose consta
 the commands beside them.
 """
 
-from __future__ import annotations
-
 import json
 from typing import Any, Final, NamedTuple
 

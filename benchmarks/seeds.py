@@ -7,8 +7,6 @@ and sample standard deviation.
     python -m benchmarks.seeds examples/countdown.yaml --seeds 0 1 2
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import statistics

@@ -20,8 +20,6 @@ The last line printed is JSON:
 Exit status 1 when a bar is missed: growth of 1.05, nobody starved, a ratio of 0.8.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """`python -m research`: run studies cell by cell, and write their report."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import shlex

@@ -1,7 +1,5 @@
 """Runs studies from their files to their report: tuning, plane, claims; resumable."""
 
-from __future__ import annotations
-
 import functools
 import json
 import shlex

@@ -3,8 +3,6 @@
 Those that are shrunk need all groups of a batch, so `baselineScope: batch`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from statistics import pstdev

@@ -4,8 +4,6 @@
 digit of a page that is in none of them has to be in one of its `given` patterns: a setting.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The figures of a study: heat maps of the plane, and what staleness does at synchronous rates."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final

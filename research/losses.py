@@ -5,8 +5,6 @@ u = pi/mu of a token, B trajectories with N trained tokens, and the mean over al
 those of the method that the study names, GRPO's.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 import torch

@@ -1,7 +1,5 @@
 """Measures of one finished cell: final accuracy, speed of learning, collapse, early warning."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import pairwise
 from statistics import fmean

@@ -1,7 +1,5 @@
 """Writes the report of studies: `results.md`, `results.json` and two figures for each study."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence

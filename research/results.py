@@ -5,8 +5,6 @@ Final accuracy is the mean of the evaluations in the last quarter of a cell's st
 synchronous rate of a method reaches the target in the fewest steps there; it stays as k grows.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

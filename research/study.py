@@ -9,8 +9,6 @@ cells are of one kind, a base run with one method, lag, learning rate and seed:
     claims   methods at their synchronous rates over some lags, on many seeds
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Tasks of the conditions: prompts that nobody can answer, long copies, graded rewards."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from random import Random
 from typing import Final

@@ -4,8 +4,6 @@ It looks at the commits that `main` does not have yet, and on `main` itself at t
 a shallow clone does not have is not looked at, and without git nothing is.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

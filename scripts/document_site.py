@@ -5,8 +5,6 @@ of MkDocs, too: the README becomes the first page, and what pages link to outsid
 file of the site, under source/. A link that leads nowhere is a warning, and all are counted.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import logging

@@ -4,8 +4,6 @@ The stubs are committed so that an install needs no compiler; regeneration is by
 one version of the tools, so a difference means that a ``.proto`` file or a tool has changed.
 """
 
-from __future__ import annotations
-
 import argparse
 import filecmp
 import sys

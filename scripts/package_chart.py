@@ -4,8 +4,6 @@ A registry holds it as an OCI artifact, from which ``helm install vcpo oci://HOS
 it. The credentials are those of ``helm registry login``.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from pathlib import Path

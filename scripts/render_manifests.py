@@ -8,8 +8,6 @@ Helm understands: its labels, its test pod, and the annotation that keeps them o
 of ``tools/monitoring/dashboards`` is one file of JSON for Grafana.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import re

@@ -3,8 +3,6 @@
 What uses a metric is read from the chart's alerts and dashboards.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 from tools.monitoring.catalogue import ALL, BUILD_INFO, PARTS, Metric, MetricUsage, metric_usage

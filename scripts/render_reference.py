@@ -1,7 +1,5 @@
 """The page of all fields of a run, made of the fields' own texts; `make site` shows it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

@@ -7,8 +7,6 @@ takes an index of packages, and a minute or two. With --base the last part is le
 versions of Python for which nothing else is installed.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -5,8 +5,6 @@ of the two ways are those that docs/architecture.md lists. `--check` exits with 
 limit of pyproject.toml that is passed: whoever adds pays, or says in the commit why a limit moves.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import json

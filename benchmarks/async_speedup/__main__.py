@@ -29,8 +29,6 @@ numbers of workers, which `workers` has one by one, with all figures of each run
 at least 1.5, `speedup_k8` at least 2.0, `accuracy_gap` at most 0.01.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

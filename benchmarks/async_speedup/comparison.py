@@ -1,7 +1,5 @@
 """Asynchronous runs beside the synchronous one: what their journals say."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean

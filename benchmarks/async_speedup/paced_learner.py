@@ -6,8 +6,6 @@ compute and publish, so the learner goes on to serve its workers. A step whose u
 because all of its rewards are equal, takes its time as well.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import time

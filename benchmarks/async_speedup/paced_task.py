@@ -1,7 +1,5 @@
 """A task of the product whose responses take the time that hardware would take for long ones."""
 
-from __future__ import annotations
-
 import os
 import random
 import threading

@@ -1,7 +1,5 @@
 """One run of `vcpo run`'s host with paced workers and a paced learner."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import os

@@ -11,8 +11,6 @@ the machine, then each figure under its part's name, at the end of each part its
 `skipped` or `failed`, and why), and last how many of each there are.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import json

@@ -6,8 +6,6 @@ of which plain autocast has as much. The arithmetic is judged apart from it: a g
 of float64 with the same coefficients, and a norm against the exact one with the same weight.
 """
 
-from __future__ import annotations
-
 import math
 import random
 import warnings

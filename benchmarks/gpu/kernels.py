@@ -1,7 +1,5 @@
 """Parts of single operations: publishing a version, and the two forms of a gradient's norm."""
 
-from __future__ import annotations
-
 import time
 
 import torch

@@ -1,7 +1,5 @@
 """Qwen2 models with random parameters, of the sizes that teams train, and batches for them."""
 
-from __future__ import annotations
-
 from typing import Any, Final, NamedTuple, TypeVar
 
 import torch

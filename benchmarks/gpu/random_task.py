@@ -1,7 +1,5 @@
 """A task for models with random parameters: any response has a reward, and no two the same."""
 
-from __future__ import annotations
-
 from binascii import crc32
 from dataclasses import dataclass
 

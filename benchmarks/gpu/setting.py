@@ -1,7 +1,5 @@
 """Where checks run, what the machine has, how large they are, and how they measure."""
 
-from __future__ import annotations
-
 import gc
 import importlib.metadata
 import importlib.util

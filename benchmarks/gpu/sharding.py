@@ -1,7 +1,5 @@
 """Part of FSDP2 on one rank: the sharded step against the unsharded one."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """What a step's time goes to: its stages, its kernels, and a device at rest."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack

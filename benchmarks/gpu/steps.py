@@ -1,7 +1,5 @@
 """Parts of whole steps: their speed, alone and beside TRL's, on real lengths, and their memory."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import chain
 from typing import Any, Final, Protocol

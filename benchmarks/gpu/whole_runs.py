@@ -1,7 +1,5 @@
 """Parts of whole runs: `vcpo run` on a model with random parameters, with each engine."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

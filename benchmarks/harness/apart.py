@@ -1,7 +1,5 @@
 """Work in a process of its own: a crash, an error or a hang costs its own result only."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os

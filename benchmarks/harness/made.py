@@ -1,7 +1,5 @@
 """Runs and trajectories that benchmarks make up."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Command lines of the benchmarks, and what a process has used: CPU seconds, memory (Linux)."""
 
-from __future__ import annotations
-
 import argparse
 import re
 import resource

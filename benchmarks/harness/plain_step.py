@@ -1,7 +1,5 @@
 """A step of a training loop on transformers, as anyone would write it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain

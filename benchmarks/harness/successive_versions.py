@@ -1,7 +1,5 @@
 """Successive versions of a model of more than 100 M parameters under real AdamW steps."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 

@@ -3,8 +3,6 @@
 The trainer generates nothing here: a batch replaces the one that it would sample.
 """
 
-from __future__ import annotations
-
 import tempfile
 from typing import Any, Final
 

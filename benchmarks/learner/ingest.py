@@ -17,8 +17,6 @@ The last line printed is JSON:
     tls_tokens_per_s  tls_slowdown       over TLS, without the redo log
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import contextlib

@@ -17,8 +17,6 @@ The last line printed is JSON. By tokens of responses per second, 0 for a learne
     tokens_per_s     that were accepted
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

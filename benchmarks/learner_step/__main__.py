@@ -20,8 +20,6 @@ of `plain`, at the worst size) at least 0.85; `ratio_vs_trl_min` at least 1.0, n
 `peak_memory_ratio_vs_plain_max` (`opob` over `plain`, at a vocabulary of 128k) at most 0.5.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack

@@ -1,7 +1,5 @@
 """The steps that are compared: each takes the whole batch to one AdamW step."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import multiprocessing

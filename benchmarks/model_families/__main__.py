@@ -18,8 +18,6 @@ so no more. The exit status is 1 if there are such cells, or if this run found
 a cell wrong.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -1,7 +1,5 @@
 """The families that are judged, as data: the name of a configuration, and what is special in it."""
 
-from __future__ import annotations
-
 from collections import ChainMap
 from collections.abc import Mapping
 from dataclasses import dataclass

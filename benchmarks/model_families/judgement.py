@@ -1,7 +1,5 @@
 """One family's row: every question is asked in a process of its own, and every answer is a cell."""
 
-from __future__ import annotations
-
 import logging
 import re
 import textwrap

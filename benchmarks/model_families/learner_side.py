@@ -1,7 +1,5 @@
 """The learner's numbers of a family: of padded and packed rows, and its exact norms."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path

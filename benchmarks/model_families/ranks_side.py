@@ -1,7 +1,5 @@
 """One gradient on two ranks, beside the same on one."""
 
-from __future__ import annotations
-
 import multiprocessing
 from collections.abc import Sequence
 from pathlib import Path

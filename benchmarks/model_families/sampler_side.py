@@ -1,7 +1,5 @@
 """What an engine samples beside what the learner makes of it, at one version and at the next."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from random import Random

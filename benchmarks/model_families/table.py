@@ -1,7 +1,5 @@
 """The table of families: what a cell says, how rows are judged, and the page that holds them."""
 
-from __future__ import annotations
-
 import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """A directory with a tiny model of a family: random parameters, and random state beside them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

@@ -7,8 +7,6 @@ model, an hour with SmolLM2 (`python -m examples.models.make_model smollm2` make
 is JSON, with ratios of this project to TRL, to the higher of the two rewards.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

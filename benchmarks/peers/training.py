@@ -1,7 +1,5 @@
 """What both sides train, and what a training took to a reward."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """TRL's side: python -m benchmarks.peers.trl_side MODEL STEPS SEED; its steps are lines of JSON."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import sys

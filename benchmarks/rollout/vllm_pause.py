@@ -11,8 +11,6 @@ weights as it loads them, as on a GPU: it does not pack them.
 vLLM runs in a process of its own, so other work on the machine adds to the seconds.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import tempfile

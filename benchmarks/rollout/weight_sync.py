@@ -17,8 +17,6 @@ Seconds are CPU time of one thread, so that other work on the machine does not c
 is compared bit for bit with the learner's, and the engine's parameters with the version.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from statistics import median

@@ -5,8 +5,6 @@ status in a cluster read it. A row judges the signals of a run and, where the ca
 its records. Rows are in order of urgency: the first that holds is the run's verdict.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence

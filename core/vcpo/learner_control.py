@@ -4,8 +4,6 @@ The local host and the operator both use it: they poll signals, call `vcpo.contr
 the decision, the one to processes and the other to pods.
 """
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from collections.abc import Callable

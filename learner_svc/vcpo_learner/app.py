@@ -1,7 +1,5 @@
 """Rank 0 of the learner: it builds the parts, serves them, trains, and shuts down in order."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import gc

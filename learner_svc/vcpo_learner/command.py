@@ -1,7 +1,5 @@
 """The command line of the learner, `python -m vcpo_learner`, and its exit status."""
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import os

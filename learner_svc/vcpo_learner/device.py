@@ -1,7 +1,5 @@
 """The device that a learner computes on."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, MutableMapping
 from typing import Final
 

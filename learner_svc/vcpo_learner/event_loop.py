@@ -1,7 +1,5 @@
 """What the learner's event loop waits for: changes, and work on the model's tensors."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor

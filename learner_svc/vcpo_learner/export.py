@@ -1,7 +1,5 @@
 """`python -m vcpo_learner.export`: writes a model that others load, from a checkpoint of a run."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ checks and exports metrics of its process, so hosts supervise all ranks alike. A
 for rank 0, which needs the others to save: it ends them when it has.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import logging

@@ -1,7 +1,5 @@
 """The command line of every rank of the learner."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

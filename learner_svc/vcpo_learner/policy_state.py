@@ -10,8 +10,6 @@ frequencies, are computed from the configuration wherever the model is built. Be
 base model is frozen, its buffers too: whoever needs them reads them from the model's files.
 """
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 
 from vcpo.service.persistent_buffers import own_buffers

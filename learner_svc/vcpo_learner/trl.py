@@ -6,8 +6,6 @@ optimizer takes it; checkpoints hold what that depends on. docs/library.md says 
 off-policy. It takes the extra `trl`.
 """
 
-from __future__ import annotations
-
 from contextlib import ExitStack
 from typing import Any
 

@@ -3,8 +3,6 @@
 Of equal troubles the first three are events, then the tenth, the hundredth and so on.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping

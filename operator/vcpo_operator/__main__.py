@@ -1,7 +1,5 @@
 """`python -m vcpo_operator`: operate the runs of a cluster."""
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import logging

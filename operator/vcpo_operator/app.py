@@ -1,7 +1,5 @@
 """The operator's parts, connected: kopf watches, the queue orders, the loop reconciles."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import time

@@ -5,8 +5,6 @@ The operator sets no finalizer and no annotation of kopf's: `on.event` and indic
 (docs/inside/operator-and-workers.md).
 """
 
-from __future__ import annotations
-
 import functools
 import logging
 from collections.abc import Callable

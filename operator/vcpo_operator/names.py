@@ -5,8 +5,6 @@ is not a valid name, or where two runs or groups could have the same one
 (docs/inside/operator-and-workers.md).
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 from enum import StrEnum

@@ -1,7 +1,5 @@
 """Cells: a cell is one training run, a method at a lag with a learning rate and a seed."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass

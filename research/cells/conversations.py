@@ -5,8 +5,6 @@ tokens, the batch decodes until a turn ends. The environment replies at once, an
 joins the batch. Nothing depends on time, so the same calls give the same tokens.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

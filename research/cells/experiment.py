@@ -9,8 +9,6 @@ sampler's numbers are not the learner's, a group of the newest version is sample
 to calibrate with.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace

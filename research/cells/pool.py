@@ -4,8 +4,6 @@ A fork server has loaded the tensor libraries once, which saves seconds for each
 cell writes nothing; a cell that succeeds has written its file.
 """
 
-from __future__ import annotations
-
 import contextlib
 import multiprocessing
 import signal

@@ -5,8 +5,6 @@ that a thousand cells fit into a repository. A failed cell leaves a file with it
 removed once the cell succeeds.
 """
 
-from __future__ import annotations
-
 import bz2
 import functools
 import hashlib

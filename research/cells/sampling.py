@@ -5,8 +5,6 @@ over the network and leases, does not change a token. Number format, quantizatio
 those of the run's rollout group.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The last policy versions of a cell, and which of them samples what; the lag is exact."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass

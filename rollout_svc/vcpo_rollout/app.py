@@ -1,7 +1,5 @@
 """The worker's process: builds the parts, serves health and metrics, works, and shuts down."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import logging

@@ -1,7 +1,5 @@
 """The command line of a rollout worker, `python -m vcpo_rollout`, and its exit status."""
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import os

@@ -1,7 +1,5 @@
 """The Prometheus metrics of a worker, and what it counts by more than one of them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from vcpo.metrics import RolloutMetrics

@@ -6,8 +6,6 @@ the check warns and its exit status is 0, because only a registry can tell it; w
 is 1.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import re

@@ -1,7 +1,5 @@
 """The images, and the packages that each of them asks for by name."""
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -11,8 +11,6 @@ The last line is one JSON object: for each image compiler, headers, user, size a
 the code's layer in bytes, and what was not tried.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -8,8 +8,6 @@ PyTorch's builds for CPUs are looked for where ``PIP_FIND_LINKS`` or ``PIP_EXTRA
 as ``scripts/install.sh`` does.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import re

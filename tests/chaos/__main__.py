@@ -4,8 +4,6 @@ The harness runs in a process that may mount disks of its own, so that it can fi
 system allows that.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import subprocess

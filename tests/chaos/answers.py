@@ -4,8 +4,6 @@ All else is a fault of the product: a process that ends though nothing allowed i
 that is gone though no disk was damaged, or though the learner did not say how many are.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

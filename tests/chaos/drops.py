@@ -8,8 +8,6 @@ An update may leave out what it cannot use: a group that would be too old at its
 ended before all of its responses had come. Nobody drops a whole group that is young enough.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Faults, and the schedule that a seed gives: which fault, when, with what choices."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Collection
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The kinds of faults."""
 
-from __future__ import annotations
-
 from enum import StrEnum
 from typing import Final
 

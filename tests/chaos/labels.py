@@ -4,8 +4,6 @@ The weights are those that the learner announced, which its witness kept. The mo
 forward pass of `transformers`, without the worker's engine and its cache.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 

@@ -5,8 +5,6 @@ responses the ledger holds or has let go of, and why. Nothing of it comes from t
 the batch is read where it enters the update, the weights where they are announced.
 """
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from collections.abc import Callable

@@ -4,8 +4,6 @@ The harness is the host: it starts each process as a local run does, and starts 
 ends. It reads witnesses and logs, never the run's own records.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import fcntl

@@ -1,7 +1,5 @@
 """Faults of the machine: processes that die or stop, disks that are full or read-only, damage."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

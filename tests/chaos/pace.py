@@ -9,8 +9,6 @@ The harness counts the silence from the end of a fault, so the length of the fau
 loaded machine has longer steps, and so a longer limit.
 """
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise

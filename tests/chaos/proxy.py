@@ -8,8 +8,6 @@ It knows nothing of what it carries. A disturbance counts the bytes, or connecti
 touched, so the harness knows that it happened.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import math

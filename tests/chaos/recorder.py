@@ -10,8 +10,6 @@ a step that stands, still wait, or have been dropped for a reason that may drop 
 (`tests.chaos.drops`).
 """
 
-from __future__ import annotations
-
 import base64
 import json
 from collections import Counter

@@ -7,8 +7,6 @@ vcpo export   parameters  ---> the weights that were announced after as many ste
 ```
 """
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

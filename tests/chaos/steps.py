@@ -14,8 +14,6 @@ the learner did with it is computed here by the formula, so a step that is taken
 wherever it is taken twice.
 """
 
-from __future__ import annotations
-
 import math
 import shutil
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Each check of the harness can fail, and a short run passes."""
 
-from __future__ import annotations
-
 import base64
 import json
 import os

@@ -1,7 +1,5 @@
 """Faults that are planted in the product's own parts are found by the judge."""
 
-from __future__ import annotations
-
 import random
 import re
 from collections import deque

@@ -6,8 +6,6 @@ kernel says, and would fail where no clock that was really set makes them fail. 
 monotonic clock of a machine, so it is true for all.
 """
 
-from __future__ import annotations
-
 import mmap
 import struct
 import sys

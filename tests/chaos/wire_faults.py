@@ -1,7 +1,5 @@
 """Faults on the wire: of the network, of certificates, and of the weights that travel on it."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Mapping

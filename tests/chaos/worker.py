@@ -4,8 +4,6 @@ The witness stands at the generated stub, below the worker's code: it says what 
 the learner confirmed, and which weights the engine was given under which version.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from contextlib import suppress

@@ -13,8 +13,6 @@ The driver edits the run's spec while it trains, so that each decision of the op
 The last line of the output is one JSON object. The exit status is 1 if a bar is missed.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import contextlib

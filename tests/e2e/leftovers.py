@@ -1,7 +1,5 @@
 """What must be gone when a run has been deleted: its objects and its processes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from tests.e2e.user import NAMESPACE

@@ -1,7 +1,5 @@
 """What the Prometheus beside the cluster saw of a run: metrics, panels, and the throttle."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -5,8 +5,6 @@ its place and writes files of targets. The annotations are those of the pods the
 those that the chart's PodMonitor gives, `namespace` and `pod`, and `part` for the tests.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """What is seen of a run from outside: its object and its Deployment, as they change."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

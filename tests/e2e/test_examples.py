@@ -1,7 +1,5 @@
 """Every example works as it stands, where it says that it does."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

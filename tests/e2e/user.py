@@ -1,7 +1,5 @@
 """What a user does: apply, edit, delete."""
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Mapping
 from pathlib import Path

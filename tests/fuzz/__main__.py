@@ -4,8 +4,6 @@ An input that fails is made small and written to the corpus, where `make test` f
 fault, and commit the input with the fix.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import random

@@ -1,7 +1,5 @@
 """Targets: messages of workers and of a learner, read by their converters."""
 
-from __future__ import annotations
-
 import contextlib
 import struct
 from collections.abc import Callable

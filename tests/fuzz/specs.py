@@ -1,7 +1,5 @@
 """Targets: files that a user writes."""
 
-from __future__ import annotations
-
 import json
 import warnings
 from functools import cache

@@ -1,7 +1,5 @@
 """What a fuzz target is: a check that no bytes may fail, and bytes worth trying."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path

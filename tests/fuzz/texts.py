@@ -1,7 +1,5 @@
 """Targets: what a model writes, read by environments and by the judge of expressions."""
 
-from __future__ import annotations
-
 import math
 from functools import cache
 

@@ -1,7 +1,5 @@
 """Targets: payloads and deltas of weights, from a server or a store."""
 
-from __future__ import annotations
-
 import json
 import struct
 from typing import Any

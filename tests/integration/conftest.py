@@ -1,7 +1,5 @@
 """Real runs for the integration tests: `vcpo run` as a user starts it, on a small task."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path

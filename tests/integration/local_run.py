@@ -1,7 +1,5 @@
 """One `vcpo run` process on a small task, forked from one that has done its imports."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

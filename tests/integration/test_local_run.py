@@ -1,7 +1,5 @@
 """Local runs of `vcpo run`: completed, disturbed, killed and refused."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The packages of `examples/plugins`: installed beside the tree, and used by one real run."""
 
-from __future__ import annotations
-
 import csv
 import json
 import os

@@ -1,7 +1,5 @@
 """A pretrained model, with its own tokenizer and weights: trained, exported, loaded elsewhere."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

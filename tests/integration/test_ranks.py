@@ -1,7 +1,5 @@
 """A local run whose learner has two ranks: through the loss of one of them, and an interrupt."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """A model that cannot be the policy is refused by validation, learner and worker, with one text."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

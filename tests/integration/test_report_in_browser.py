@@ -1,7 +1,5 @@
 """The report in a real browser: it draws itself, answers its reader, and asks for nothing."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A small study as a user starts it: `python -m research`, resumed, and reported on."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """`vcpo.train`: a run that a program starts, follows, closes and goes on with."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

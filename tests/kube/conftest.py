@@ -1,7 +1,5 @@
 """Servers for tests: the fake one, and the same tests against a real one where it is installed."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import AsyncIterator, Iterator
 

@@ -5,8 +5,6 @@ Four runs: a healthy one, one that collapses, one with vLLM, and one under the o
 is missed.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

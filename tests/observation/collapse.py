@@ -1,7 +1,5 @@
 """What a journal says about a collapse: when the warning came, what followed, how it ended."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from statistics import fmean
 

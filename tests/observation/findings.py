@@ -1,7 +1,5 @@
 """What observed runs show of metrics, panels and alerts, as plain values, and what it must be."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Runs of `vcpo run`, one after the other, that one Prometheus scrapes and judges by our rules."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -3,8 +3,6 @@
 Two of the runs are demos: what `make` starts, and they end as the README says.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """What is the matter with a run: by its signals, by its records, and how it ended."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

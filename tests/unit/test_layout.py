@@ -1,7 +1,5 @@
 """The tree is laid out as its documents say, and `tools.size` counts it truly."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

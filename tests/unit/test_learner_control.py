@@ -1,7 +1,5 @@
 """What the learner tells its host arrives as it was meant."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.fixtures.records import step_record

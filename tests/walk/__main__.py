@@ -4,8 +4,6 @@ Each must end in a sentence that names field, value and fix, with its exit statu
 leave nothing behind. Arguments choose mistakes by words of their names. It takes some minutes.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -1,7 +1,5 @@
 """Mistakes of a first day: what somebody does, and what the command must say of it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

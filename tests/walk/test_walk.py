@@ -1,7 +1,5 @@
 """Mistakes of a first day, a few of them; `python -m tests.walk` makes all."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from tests.walk.__main__ import sums

@@ -1,7 +1,5 @@
 """One mistake, made with the installed command, and what came of it."""
 
-from __future__ import annotations
-
 import os
 import resource
 import shutil

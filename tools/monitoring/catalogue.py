@@ -1,7 +1,5 @@
 """Every metric of the project, as its part declares it, and where the chart uses it."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections import defaultdict

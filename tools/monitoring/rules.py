@@ -1,7 +1,5 @@
 """The chart's rule file for Prometheus: its rules as records."""
 
-from __future__ import annotations
-
 import functools
 import re
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Warnings about settings that are valid and seldom useful."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 from vcpo.algo.baseline import Baseline

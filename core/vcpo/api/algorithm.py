@@ -1,7 +1,5 @@
 """Sections of a run that set what is learned and how: algorithm, batch, optimizer, evaluation."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from enum import StrEnum

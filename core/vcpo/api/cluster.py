@@ -1,7 +1,5 @@
 """Settings that only a cluster uses: images, scheduling, isolation, volumes."""
 
-from __future__ import annotations
-
 from enum import StrEnum
 from typing import Annotated, Any, Self
 

@@ -4,8 +4,6 @@ The lists do not read the classes, so that the operator and `vcpo validate` can 
 the rollout worker's packages. A test compares the lists with the classes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType

@@ -5,8 +5,6 @@ SpecError(ValueError)      the user must change the file; holds one FieldProblem
 ```
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The base class of all sections, and bounded types that many fields share."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterable

@@ -4,8 +4,6 @@ YAML is read as YAML 1.2: `1e-6` is a number, `yes` is text. Values are not conv
 cluster: `steps: "10"` is refused.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import re

@@ -12,8 +12,6 @@ ask for (`GpuUse.from_spec`). How much a micro-batch holds is left to the learne
 memory.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Self

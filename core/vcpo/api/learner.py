@@ -1,7 +1,5 @@
 """The section of a run that sets how and on what the learner trains."""
 
-from __future__ import annotations
-
 from enum import StrEnum
 from typing import Annotated, Final, Self
 

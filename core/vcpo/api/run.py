@@ -1,7 +1,5 @@
 """The whole run: `apiVersion`, `kind`, `metadata`, `spec`."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from datetime import date

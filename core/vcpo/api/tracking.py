@@ -1,7 +1,5 @@
 """Section of a run that copies its numbers to tracking services."""
 
-from __future__ import annotations
-
 import re
 from enum import StrEnum
 from typing import Annotated, Any, Final, Self

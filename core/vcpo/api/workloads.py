@@ -1,7 +1,5 @@
 """Sections of a run that set what runs where: model, environment, learner, workers, limits."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from types import MappingProxyType

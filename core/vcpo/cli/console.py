@@ -1,7 +1,5 @@
 """What every command of `vcpo` shares: its two consoles, and how it refuses a user's input."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path

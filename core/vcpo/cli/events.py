@@ -1,7 +1,5 @@
 """`vcpo events`, `logs` and `report`: what came of a run, from its directory."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 from typing import Annotated, Final

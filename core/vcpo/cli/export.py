@@ -1,7 +1,5 @@
 """`vcpo export`: a run's model for others to load, or its records for a tracking service."""
 
-from __future__ import annotations
-
 import os
 import sys
 from dataclasses import replace

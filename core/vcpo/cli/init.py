@@ -1,7 +1,5 @@
 """`vcpo init`: the files of a new task, ready to be tried and edited."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import keyword

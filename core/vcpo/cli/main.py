@@ -1,7 +1,5 @@
 """`vcpo`: init, try, run, validate, samples, events, logs, report, export, schema."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """The run file of a command: reading it, what this machine lacks for it, and how it is refused."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated

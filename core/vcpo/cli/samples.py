@@ -1,7 +1,5 @@
 """`vcpo try` and `vcpo samples`: what the model is asked, and what it answers."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Sequence

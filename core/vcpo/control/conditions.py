@@ -1,7 +1,5 @@
 """Conditions of the control loop: types, reasons and messages that programs may match on."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import StrEnum
 

@@ -1,7 +1,5 @@
 """Thresholds of the control loop, bounds of the replicas, and changes of a limit."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum

@@ -9,8 +9,6 @@ More workers help only while admissible work is left, the median lag is low enou
 healthy. docs/inside/mathematics.md has the reasons.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

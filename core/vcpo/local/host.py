@@ -5,8 +5,6 @@ the decision and updates the view. No turn waits for a process, so a process tha
 does not delay a deadline. While the learner does not answer, the last limits stay in force.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import signal

@@ -1,7 +1,5 @@
 """Location of a run's model on this machine, and checks against its files."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

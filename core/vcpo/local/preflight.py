@@ -4,8 +4,6 @@
 checked when it was read; here its values are compared with the file system and the packages.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import re

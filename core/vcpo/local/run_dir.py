@@ -12,8 +12,6 @@ adapters/      LoRA adapters, if trained     exports/       output of `vcpo expo
 ```
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Sequence
 from datetime import UTC, date, datetime

@@ -5,8 +5,6 @@ host, signals and the modes of files are not the program's, and a program that c
 meantime delays nothing.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """A trial of a run on this machine: in a process of its own its model answers its first prompts."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import tempfile

@@ -1,7 +1,5 @@
 """Memory of a GPU, as PyTorch's allocator of this process counts it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a host exports for each of its runs, and the operator of itself."""
 
-from __future__ import annotations
-
 from vcpo.metrics.label_values import ReconcileResult, ThrottleDirection
 from vcpo.metrics.registry import PartRegistry
 

@@ -4,8 +4,6 @@ The gauges of a run are replaced as a whole. So a series that the run no longer 
 the method before an edit or of a rollout group that left the spec, does not stay.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Closed sets of label values that only metrics have."""
 
-from __future__ import annotations
-
 from enum import StrEnum
 
 

@@ -1,7 +1,5 @@
 """What a learner exports."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Final

@@ -1,7 +1,5 @@
 """The registry of one part of a run, and the endpoint that Prometheus scrapes."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What a rollout worker exports."""
 
-from __future__ import annotations
-
 from vcpo.metrics.label_values import EnvironmentFault, SampleOutcome, WeightSource
 from vcpo.metrics.registry import PartRegistry
 from vcpo.wire.failures import FailureCause

@@ -1,7 +1,5 @@
 """The numbers of a step that are metrics, and the record of a step that metrics hold."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass

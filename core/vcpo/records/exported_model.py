@@ -4,8 +4,6 @@ The file names the run and the step of the weights. With it a run is recognized 
 folder is recognized as an export that may be replaced.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict, dataclass
 from enum import StrEnum

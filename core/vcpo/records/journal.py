@@ -6,8 +6,6 @@ lost, and a line that is no record, such as half of one, is skipped. After a res
 twice: the later record counts, see `read_metrics`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import errno
 import json

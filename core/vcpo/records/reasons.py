@@ -1,7 +1,5 @@
 """Closed sets of words that records, signals, metrics and reports share."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Final, Self

@@ -6,8 +6,6 @@ run is. A step that is taken again replaces its file. Of the evaluations the fir
 keep answers to a few held-out prompts. No decision of training reads any of it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json

@@ -6,8 +6,6 @@ name. A number that a rule or a panel reads has a row in `vcpo.metrics.step_gaug
 finite; mappings hold plain JSON values.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -5,8 +5,6 @@ evaluations. Of a long run each row stands for some steps, and a curve has their
 value, so no spike is lost. The page's style sheet has the colors and the widths of curves.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Numbers for people: means of what there is, missing numbers, durations, short decimals."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from datetime import UTC, datetime

@@ -1,7 +1,5 @@
 """What came of a run, in sentences that the terminal and the report share."""
 
-from __future__ import annotations
-
 import math
 import shlex
 from collections import Counter

@@ -4,8 +4,6 @@ Names, messages and reasons come from users and workers. The templates escape th
 through, the page's content policy still allows only the script whose digest it names.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 from collections.abc import Iterator

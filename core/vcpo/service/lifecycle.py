@@ -7,8 +7,6 @@ the host ends, for whatever reason: its standard input is the reading end of a p
 closes the other end with the host. If it is stopped, the kernel continues it.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import contextlib

@@ -4,8 +4,6 @@
 checkpoint that one of them cannot use is refused by all of them, with the same words.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import re
 from collections.abc import Iterable, Mapping, Sequence

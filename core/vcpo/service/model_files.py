@@ -5,8 +5,6 @@ complete. The digest is of the URL and of what the storage says of each file, so
 another folder. The cache is `VCPO_MODEL_CACHE`, or `vcpo/models` in the user's cache folder.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import hashlib

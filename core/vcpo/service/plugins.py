@@ -5,8 +5,6 @@ runs the module, so a run can execute any Python that is installed where it runs
 beside its file. This is intended.
 """
 
-from __future__ import annotations
-
 import inspect
 import sys
 from collections.abc import Mapping, Sequence

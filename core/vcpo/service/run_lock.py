@@ -6,8 +6,6 @@ Host and learner have a lock each: the learner of a killed host still saves its 
 learner may run without a host.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import fcntl

@@ -7,8 +7,6 @@ that the environment cannot read, and both sides mean the same distribution.
 A loaded model carries its vocabulary. Everything that samples with it or scores with it asks there.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, Self

@@ -8,8 +8,6 @@ and what could not be sent is sent later. Its standard input ends with the learn
 what is left and ends, within `LAST_S`.
 """
 
-from __future__ import annotations
-
 import fcntl
 import heapq
 import logging

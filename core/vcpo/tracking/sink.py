@@ -4,8 +4,6 @@ A sink's module is imported where a run names it: most runs need none, and the c
 package. `package.module:Class` of the user's own comes in by the same door as the shipped sinks.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import html
 import importlib.util

@@ -3,8 +3,6 @@
 Its SummaryWriter would write in a thread, which a full disk ends: then its queue blocks for ever.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import socket

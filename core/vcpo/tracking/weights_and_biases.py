@@ -1,7 +1,5 @@
 """Weights & Biases, by its own client."""
 
-from __future__ import annotations
-
 import uuid
 from collections.abc import Collection
 from typing import Any

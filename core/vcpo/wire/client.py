@@ -1,7 +1,5 @@
 """The client side of the wire: channels that show a caller's keys, and classes of errors."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from typing import Any

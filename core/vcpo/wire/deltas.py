@@ -21,8 +21,6 @@ Source: sparse lossless weight synchronization, arXiv 2602.03839. Departures: ga
 and columns, so that a tensor of any rank is flat; no entropy coding.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final

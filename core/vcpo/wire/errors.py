@@ -11,8 +11,6 @@ WireError
 Servers raise them. `vcpo.wire.guard` converts each to its gRPC status, with the text as details.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 import grpc

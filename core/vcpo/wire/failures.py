@@ -1,7 +1,5 @@
 """Failed generations: why one failed, how often each failure happened, and both on the wire."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum

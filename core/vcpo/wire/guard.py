@@ -14,8 +14,6 @@ window for the answer would hold the call for ever. All services of a server hav
 so the guard does not read a probe's message. Reflection needs a key, of any role.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Bounds, timeouts and gRPC options of every client and server of the wire."""
 
-from __future__ import annotations
-
 MAX_MESSAGE_BYTES = 32 << 20
 """Largest message. The longest trajectory has 12 MiB, and its spans in the worst case as much."""
 CHUNK_BYTES = 1 << 20

@@ -1,7 +1,5 @@
 """The phase of a run in messages."""
 
-from __future__ import annotations
-
 from vcpo.records.reasons import RunPhase
 from vcpo.wire.v1 import work_pb2
 

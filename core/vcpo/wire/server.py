@@ -1,7 +1,5 @@
 """The server side of the wire: a gRPC server with guard, health service and reflection."""
 
-from __future__ import annotations
-
 import resource
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Trajectories and partial responses: records of both services, and their messages."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

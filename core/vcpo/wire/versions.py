@@ -6,8 +6,6 @@ billion: version 2,000,000,031 is that of step 31 since the second restart. So a
 policy for ever, later versions have larger numbers, and an age is a difference of steps.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 _VERSIONS_OF_A_START: Final = 10**9

@@ -14,8 +14,6 @@ rows of the tensors, a manifest and a folder of its own:
 ```
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

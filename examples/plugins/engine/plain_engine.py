@@ -5,8 +5,6 @@ It is the slowest engine that is right, and shows what every engine must do:
     rollouts: [{name: main, engine: "plain_engine:PlainEngine", engineArguments: {pause_ms: 0}}]
 """
 
-from __future__ import annotations
-
 import asyncio
 from itertools import groupby
 from typing import Self

@@ -3,8 +3,6 @@
 environment: {name: "parity_task:Parity", parameters: {digits: 4}}
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from random import Random
 

@@ -3,8 +3,6 @@
 algorithm: {method: grpo, loss: "soft_clip:soft_clip", baseline: "soft_clip:length_weighted"}
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Final

@@ -1,7 +1,5 @@
 """Programs in the sandbox, with limits that a busy machine does not reach."""
 
-from __future__ import annotations
-
 from examples.plugins.python_tool.python_tool.runner import (
     Sandbox,
     SandboxError,

@@ -3,8 +3,6 @@
 tracking: {sinks: [{name: "csv_tracker:CsvTracker", parameters: {columns: [task/reward_mean]}}]}
 """
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Collection, Sequence
 from pathlib import Path

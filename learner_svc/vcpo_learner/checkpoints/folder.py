@@ -12,8 +12,6 @@ checkpoints/step-00000050/   tensors/           parameters and moments, safetens
 The newest checkpoint whose files all have their checksums is read.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os

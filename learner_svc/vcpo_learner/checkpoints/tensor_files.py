@@ -8,8 +8,6 @@ A save stages: it copies the shards to the host's memory and returns. A thread w
 while training goes on.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait

@@ -11,8 +11,6 @@ At the parameters that a step starts from, the gradient of every loss is
     DAPO   A as GRPO, R - overlong   a = u / sum T            g = PPO's clip to [.8, 1.28]
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from itertools import chain

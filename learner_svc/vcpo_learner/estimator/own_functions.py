@@ -10,8 +10,6 @@ Both are found, called and checked here, the shipped loss too.
 Every rank calls them on the same numbers and must get the same from them.
 """
 
-from __future__ import annotations
-
 import inspect
 import math
 import traceback

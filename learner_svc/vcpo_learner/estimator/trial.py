@@ -5,8 +5,6 @@ the line `TRIED`, or with `CANNOT_START`; the message then follows the mark of s
 log, and begins with the field.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import replace

@@ -9,8 +9,6 @@ Transformers' models call it by the name in their configuration; a name for whic
 is registered gets no mask (`transformers.masking_utils`).
 """
 
-from __future__ import annotations
-
 import inspect
 from collections import Counter
 from collections.abc import Callable, Sequence

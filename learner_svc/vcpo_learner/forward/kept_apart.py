@@ -6,8 +6,6 @@ alone, and rotary frequencies at both ends of the context. The check does not se
 wrong at a longer window or chunk: `docs/models.md` lists the families that were tried there.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final

@@ -6,8 +6,6 @@ Three short trajectories show another module, and a comparison with autograd sho
 are used outside their modules.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -11,8 +11,6 @@ Positions start at 0 in each trajectory, and attention is told where each of the
 PyTorch's are told nothing. `forward.kept_apart` checks that no trajectory sees another one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar

@@ -3,8 +3,6 @@
 A router that chooses by another function than `torch.topk` would not be heard, and raise no error.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

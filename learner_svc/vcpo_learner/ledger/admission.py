@@ -11,8 +11,6 @@ over-provisioning (APRIL, arXiv 2509.18521) up to u + (r - 1) min(u, B) may be i
 u = (k + 1 + v) B - accepted can still be used in time. docs/inside/mathematics.md has the proof.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

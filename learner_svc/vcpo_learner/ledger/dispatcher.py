@@ -4,8 +4,6 @@ It connects the ledger (training), the evaluation round (held-out prompts), admi
 is granted) and the worker registry. It never blocks, and the clock is injected.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from functools import partial
 

@@ -5,8 +5,6 @@ The ledger does not know of a round: its trajectories are never trained on, and 
 not count them.
 """
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence

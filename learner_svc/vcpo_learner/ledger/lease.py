@@ -11,8 +11,6 @@ them, and the next lease of the prompt resumes them. Accepted trajectories stay 
 restart of the learner: the next lease asks for the other members of the group only.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum

@@ -1,7 +1,5 @@
 """The leases that are open, and the complete groups that wait for their step, each in its order."""
 
-from __future__ import annotations
-
 from bisect import insort
 from collections import OrderedDict, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence

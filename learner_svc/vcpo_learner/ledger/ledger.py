@@ -19,8 +19,6 @@
 The unit is the prompt group: a baseline over part of a group depends on which part was lost.
 """
 
-from __future__ import annotations
-
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace

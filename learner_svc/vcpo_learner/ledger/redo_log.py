@@ -12,8 +12,6 @@ to the disk, before the machine may fail. A learner that is killed leaves at mos
 change, which nobody was answered for. What lies behind damage is set aside and counted.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import errno

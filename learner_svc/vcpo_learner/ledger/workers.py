@@ -13,8 +13,6 @@ run at fault      M failures in a row, and every worker at work has a share in t
 ```
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter, OrderedDict, deque
 from dataclasses import dataclass, replace

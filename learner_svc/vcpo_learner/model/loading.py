@@ -1,7 +1,5 @@
 """The policy that is trained: loading it, and copying its state."""
 
-from __future__ import annotations
-
 import logging
 import re
 from collections.abc import Collection, Mapping

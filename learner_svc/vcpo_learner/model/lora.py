@@ -9,8 +9,6 @@ would have a form that neither workers nor vLLM know.
 Source: LoRA, arXiv 2106.09685; layers and initialization of the peft library.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Set
 from copy import copy
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Folders that other programs load, from a checkpoint: a model, or adapters of a model."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -12,8 +12,6 @@ A file in bfloat16 is laid out in memory that its owner gives, since few element
 A file in float32 changes nearly everywhere, and the next one takes its memory.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from itertools import accumulate
 from math import ceil

@@ -7,8 +7,6 @@ files. One rank does the same: transformers writes zeros over what it has read o
 is built; they are real.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 from collections.abc import Mapping

@@ -9,8 +9,6 @@ The rate is the set rate times two factors that count differently:
   course; its rate may rise at that moment.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any

@@ -6,8 +6,6 @@ logits again, is used at once, and never kept. `OwnRows` takes from it the rows 
 gradient at the tokens that it has read, for tied embeddings.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 

@@ -10,8 +10,6 @@ Matrix products take their inputs in the number type that the model computes in,
 float32 or better. A CPU holds them in the type that it adds up in, rounded all the same.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A head in a recorded forward pass: it measures its parameters and hands the norms on."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 

@@ -7,8 +7,6 @@ Cost in products of all tokens with the head's matrix: one to score; four for a 
 logits need three: the logits are computed once more.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 

@@ -12,8 +12,6 @@ of the two uses: <G_i, E_i> = sum_t G_i[x_t] . e_t, with e_t the gradient at the
 x_t. It needs only those rows of G_i whose tokens the trajectory has read, and they are kept.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

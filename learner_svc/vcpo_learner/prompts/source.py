@@ -1,7 +1,5 @@
 """Prompt sources: their interface, one that counts upwards, and one that asks a teacher."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Collection, Iterable, Sequence

@@ -12,8 +12,6 @@ Source: Goldilocks RL, arXiv 2602.14868 (teacher, target, MSE on a sliding windo
 table, trained from a random start.
 """
 
-from __future__ import annotations
-
 import io
 import math
 import random

@@ -10,8 +10,6 @@ are as before. After any other error the ranks no longer agree about where they 
 end, and say which rank was the cause.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress

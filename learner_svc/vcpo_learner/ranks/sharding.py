@@ -5,8 +5,6 @@ belong to the root and stay gathered from the first layer to the last. Parameter
 cut along their first axis, and so do their `.grad` and the optimizer's state.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 
 import torch

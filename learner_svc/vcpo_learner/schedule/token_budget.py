@@ -27,8 +27,6 @@ The coefficients of `layer` are upper bounds over families, as a test measures t
 memory a tenth is left for fragmentation.
 """
 
-from __future__ import annotations
-
 import logging
 from dataclasses import dataclass, replace
 from typing import Final, Self

@@ -1,7 +1,5 @@
 """Writes the learner's metrics from its records and its ledger."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections import Counter

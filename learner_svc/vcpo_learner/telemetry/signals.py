@@ -4,8 +4,6 @@ Ratios and rates are taken over the last `WINDOW_STEPS` steps and the current wa
 learner without data shows it before its next step.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What the learner tells of its run: records, events, and now and then a log line."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import math

@@ -1,7 +1,5 @@
 """What is recorded of a batch: its ages of tokens and lengths, and a few of its responses."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from statistics import fmean

@@ -8,8 +8,6 @@ A step whose update was skipped publishes a version with the same parameters as 
 Versions count steps and not updates, so admission and lag use one count.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

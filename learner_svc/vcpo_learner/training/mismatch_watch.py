@@ -1,7 +1,5 @@
 """Acts on the comparison of workers with the learner: events, workers set aside, end of the run."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final

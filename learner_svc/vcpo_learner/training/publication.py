@@ -8,8 +8,6 @@ With several ranks each of the first replica publishes its own rows, and rank 0 
 once all have reported that theirs are written. If a rank does not, the ranks have to start again.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Coroutine, Mapping

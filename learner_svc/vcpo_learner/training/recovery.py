@@ -5,8 +5,6 @@ their groups wait again. It publishes the parameters as a version of its own
 (`vcpo.wire.versions`), because those of the steps that are lost named other parameters.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import math

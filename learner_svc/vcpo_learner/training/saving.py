@@ -5,8 +5,6 @@ one checkpoint at a time: the next one waits for it. If the disk does not take o
 continues without it, and the next checkpoint tries again.
 """
 
-from __future__ import annotations
-
 import asyncio
 import shutil
 import time

@@ -4,8 +4,6 @@ Every function sees the whole batch, so an update cannot depend on how it is spl
 micro-batches. Decisions are made from a few plain numbers per trajectory.
 """
 
-from __future__ import annotations
-
 import math
 import sys
 from collections import Counter

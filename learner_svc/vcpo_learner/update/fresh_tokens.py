@@ -7,8 +7,6 @@ another resumed says nothing about either, and is left out. `Mismatch` keeps wha
 steps, the same on every rank: how far the engines are apart, and which workers are at fault.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

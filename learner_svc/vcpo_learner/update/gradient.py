@@ -12,8 +12,6 @@ The step's gradient is sum_{i,t} k_it grad log pi(y_it), with the k_it of `vcpo_
 Both give the same numbers where both are possible.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Mapping, Sequence

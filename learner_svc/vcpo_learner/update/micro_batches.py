@@ -1,7 +1,5 @@
 """The model's passes over a batch, one micro-batch in memory at a time."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass

@@ -12,8 +12,6 @@ Source: TBA, "Trajectory Balance with Asynchrony", arXiv 2503.18929 (the two dra
 of a response is that of the searchers' last synchronization; here it is exact, by version.
 """
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """A step between its gradient and its decision, and what it returns when it is taken."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """The health of a run after each step: its early warning, its rewards, and what its guards do."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """What a few losses need of every token beside its log-probabilities; each costs a forward pass."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace

@@ -9,8 +9,6 @@ with it, however that ends. If it dies or hangs, another one is started after a 
 on the same port: manifests name it. Workers ask again until then, and go on with their version.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

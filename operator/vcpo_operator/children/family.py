@@ -1,7 +1,5 @@
 """All children of a run, in the order in which they are created; the smallest are built here."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 

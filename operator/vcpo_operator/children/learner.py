@@ -10,8 +10,6 @@ of several starts torchrun, which gives them to its processes. The first pod is 
 (docs/inside/learner.md).
 """
 
-from __future__ import annotations
-
 from vcpo.api import GpuUse, with_gpu_defaults
 from vcpo.api.workloads import Precision
 from vcpo.service.logs import POD_VARIABLE

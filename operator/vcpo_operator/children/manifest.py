@@ -1,7 +1,5 @@
 """Manifests of children: kinds, metadata, digests, owner references."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping

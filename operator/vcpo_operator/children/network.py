@@ -8,8 +8,6 @@ since anybody who may create pods there could set it. Under `DenyAll`, allowed o
 pods, DNS, without which no pod finds the learner, and the run's `extraEgress`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 

@@ -8,8 +8,6 @@ templates belong together: an old image could not read a new file, and workers s
 protocol.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,5 @@
 """The Deployment of a rollout group."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from vcpo.api.workloads import RolloutGroup

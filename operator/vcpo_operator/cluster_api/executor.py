@@ -1,7 +1,5 @@
 """The executor: it executes actions, and decides nothing."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 No private key stays in the operator's memory.
 """
 
-from __future__ import annotations
-
 import base64
 import datetime as dt
 import logging

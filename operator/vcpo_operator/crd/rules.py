@@ -13,8 +13,6 @@ list, so there is a rule for each place of a group. The operator's own checks, w
 these, say all values.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from enum import StrEnum

@@ -3,8 +3,6 @@
 It has no `scale` subresource: its path cannot point into the list of rollout groups.
 """
 
-from __future__ import annotations
-
 import io
 import json
 from importlib import resources

@@ -8,8 +8,6 @@ fields one by one, also when the user set some of them.
 Source: https://kubernetes.io/docs/tasks/extend-kubernetes/custom-resources/custom-resource-definitions/#specifying-a-structural-schema
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from typing import Any

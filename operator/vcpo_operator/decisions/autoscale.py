@@ -6,8 +6,6 @@ its own sake. And an operator that was killed between scaling and writing the st
 not twice.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass

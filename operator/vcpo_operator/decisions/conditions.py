@@ -19,8 +19,6 @@ Unschedulable, FailedCreate, NodeLost and similar. The first reconcile sets ever
 condition.
 """
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Iterable
 from dataclasses import dataclass, field

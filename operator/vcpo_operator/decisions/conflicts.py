@@ -4,8 +4,6 @@ An object with the child's name may belong to somebody else. The operator never 
 unless its owner allows that by an annotation (docs/inside/operator-and-workers.md).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from vcpo.wire.access.roles import RUN_ROLES

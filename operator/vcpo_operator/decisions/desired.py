@@ -1,7 +1,5 @@
 """The desired state of a run, from its spec, its lifecycle phase and the control decision. Pure."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Final
 

@@ -6,8 +6,6 @@ compare with the stored status, so a restarted operator repeats none. Programs s
 status: a lost event loses nothing.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator
 from typing import Any, Final

@@ -12,8 +12,6 @@ COMPLETE is final. FAILED lasts until the user edits the spec; suspending is not
 operator writes both to the status before it cleans up. An operator that dies in between finds them.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final

@@ -13,8 +13,6 @@ versions yet. Objects are not compared field by field: the API server fills in d
 quantities, so they would always differ.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 

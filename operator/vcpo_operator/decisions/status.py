@@ -5,8 +5,6 @@ act on (conditions, decisions, ends) is written at once. Numbers that change all
 written every 30 s at most. A status that did not change is not written.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Final
 

@@ -4,8 +4,6 @@ kopf fills every index before it calls any handler. So no run is reconciled whil
 children are not observed yet. The indices hold records, not whole objects.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 

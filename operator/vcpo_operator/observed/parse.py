@@ -1,7 +1,5 @@
 """Parsing objects of the API server into records, and Secrets into access to a learner. Pure."""
 
-from __future__ import annotations
-
 import base64
 import contextlib
 from collections.abc import Iterable, Mapping

@@ -7,8 +7,6 @@ Processes write why they end into the file that the kubelet reports. One that wa
 and the kubelet reports the end of its log: of that, only errors are a cause.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re

@@ -1,7 +1,5 @@
 """Records of the objects in the cluster, with the few fields that the operator needs."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The reconcile loop: workers that take runs from the queue and reconcile them."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import random

@@ -3,8 +3,6 @@
 It saves calls. An operator that starts without it applies each child once more and loses nothing.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import logging

@@ -1,7 +1,5 @@
 """Observing a run: its objects, watched and unwatched, and the learner's signals."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Planning what a run lacks, and executing the plan."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace

@@ -8,8 +8,6 @@ it costs one more apply of each child and at most 30 s of the control loop's cou
 (docs/inside/operator-and-workers.md).
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass

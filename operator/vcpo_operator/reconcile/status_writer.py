@@ -1,7 +1,5 @@
 """Writing a run's status, and posting the events that follow from it."""
 
-from __future__ import annotations
-
 import logging
 from dataclasses import dataclass
 from typing import Any

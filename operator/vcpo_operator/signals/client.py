@@ -6,8 +6,6 @@ can be had now, the caller gets the last known signals with their age; `vcpo.con
 age. Commands go over gRPC in either case.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -5,8 +5,6 @@ learner's newest scrape: what it lacks is unknown. Without samples they get old,
 then changes nothing. Commands go over the connections of `client`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import logging

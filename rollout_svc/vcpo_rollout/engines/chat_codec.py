@@ -1,7 +1,5 @@
 """Encodes prompts and replies, and decodes responses, with the policy's tokenizer."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 from bisect import bisect_left

@@ -15,8 +15,6 @@ A copy of the tokenizer that knows control tokens by these names alone encodes t
 piece, so that tokens merge where they do without a quote.
 """
 
-from __future__ import annotations
-
 import copy
 import re
 from collections.abc import Callable, Mapping, Sequence

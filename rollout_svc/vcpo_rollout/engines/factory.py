@@ -1,7 +1,5 @@
 """Makes the engine that a rollout group asks for, and decides what becomes of weights before it."""
 
-from __future__ import annotations
-
 import difflib
 import inspect
 import logging

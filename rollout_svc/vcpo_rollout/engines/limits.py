@@ -1,7 +1,5 @@
 """Checks of requests before they reach an engine."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Self
 

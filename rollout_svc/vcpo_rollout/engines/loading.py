@@ -6,8 +6,6 @@ uninitialized. If the run trains adapters, the learner sends only those, and the
 base model itself.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, Final

@@ -4,8 +4,6 @@ A model holds parameters and persistent buffers. Other buffers, such as rotary f
 computed when it is built.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

@@ -9,8 +9,6 @@ the same weights it samples the same tokens, but for the last bits in which sums
 batches of other sizes.
 """
 
-from __future__ import annotations
-
 import xxhash
 
 from vcpo.wire.v1 import work_pb2

@@ -4,8 +4,6 @@ vLLM looks for them itself, in the text that it samples; there a string that ano
 ends nothing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Self
 

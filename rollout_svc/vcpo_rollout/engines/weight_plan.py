@@ -12,8 +12,6 @@ Source: vLLM 0.32.0, https://docs.vllm.ai/en/v0.32.0/features/quantization/onlin
 `_ONLINE_LINEAR_METHODS` and `_POSSIBLE_FP8_BLOCK_KERNELS` of its source; `vllm.lora`.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Final
 

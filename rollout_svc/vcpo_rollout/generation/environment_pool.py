@@ -5,8 +5,6 @@ has few threads of its own, in which weights are read, verified and written; a s
 would block them.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import inspect

@@ -1,7 +1,5 @@
 """Samples the responses to one prompt side by side, and interrupts them together."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -12,8 +12,6 @@ a stop string, and another one is unfinished. So the spans of the inserted token
 partial response must carry besides its tokens.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Self

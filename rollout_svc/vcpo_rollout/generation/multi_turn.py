@@ -10,8 +10,6 @@ be a sequence that was not sampled, and the log-probabilities would not belong t
 encodes each reply of the environment once and marks its tokens in the trajectory as not sampled.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial

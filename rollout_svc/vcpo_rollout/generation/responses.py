@@ -1,7 +1,5 @@
 """Generates and judges the responses of a lease, in a single turn or in several."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

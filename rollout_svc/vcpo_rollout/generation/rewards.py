@@ -5,8 +5,6 @@ A function is found as an environment's class is, `package.module:function`, and
 `async def` is awaited. A function that returns None leaves the response to the others.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

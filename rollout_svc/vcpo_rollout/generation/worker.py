@@ -5,8 +5,6 @@ expire, or who saw it die releases them. Before a shutdown, and before a lease e
 interrupts what it cannot finish and releases the lease with the tokens sampled so far.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

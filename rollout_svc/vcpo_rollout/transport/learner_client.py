@@ -9,8 +9,6 @@ set aside   the learner refuses the     not retried; the worker exits
 ```
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import random

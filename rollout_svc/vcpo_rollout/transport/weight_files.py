@@ -9,8 +9,6 @@ What has arrived stays when a transfer breaks, and the next call reads the rest.
 whoever uses the bytes checks them against the manifest.
 """
 
-from __future__ import annotations
-
 import asyncio
 import http.client
 import os

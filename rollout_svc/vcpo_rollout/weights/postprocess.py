@@ -13,8 +13,6 @@ Sources: block sizes of Jet-RL, arXiv 2601.14243 (weights only; activations are 
 noise of QeRL, arXiv 2510.11696.
 """
 
-from __future__ import annotations
-
 import math
 import zlib
 from collections.abc import Callable, Mapping, Sequence

@@ -3,8 +3,6 @@
 Paths are those of the Kubernetes API, `/api/v1/namespaces/<ns>/pods/<name>/status`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import io
 import json

@@ -5,8 +5,6 @@ waiting --start--> running --exit--> terminated            (restartPolicy forbid
    '---- back-off ----'  exit or failed probe, restartPolicy allows
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import Callable

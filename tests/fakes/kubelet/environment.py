@@ -11,8 +11,6 @@ environment, text files from ConfigMaps and Secrets), and nothing else:
 Paths are replaced as whole names only: `/tmp` neither in `/tmpfile` nor in `/var/tmp`.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

@@ -6,8 +6,6 @@ on other systems the fake kubelet stops its containers itself.
 Source: https://man7.org/linux/man-pages/man2/PR_SET_PDEATHSIG.2const.html
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal

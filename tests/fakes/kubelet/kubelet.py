@@ -11,8 +11,6 @@ taken for lack of memory, init containers, `envFrom`, life-cycle hooks and rarer
 with `CreateContainerConfigError`. Linux only.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from types import TracebackType

@@ -11,8 +11,6 @@ Names are resolved when a connection is made, by a proxy (HTTP CONNECT) that gRP
 Source: https://kubernetes.io/docs/concepts/services-networking/dns-pod-service/
 """
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import contextlib

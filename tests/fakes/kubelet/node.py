@@ -1,7 +1,5 @@
 """The node's own objects: the Node, its heartbeat, and the pods that are bound to it."""
 
-from __future__ import annotations
-
 import asyncio
 from datetime import UTC, datetime
 

@@ -1,7 +1,5 @@
 """One pod on this node: volumes, containers, status, and its end."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Probes: one request to a container, and the count of results that decides."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Processes of the fake kubelet: each has a session of its own and is terminated or killed."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

@@ -1,7 +1,5 @@
 """Settings of a fake kubelet: the address of its API server and its periods."""
 
-from __future__ import annotations
-
 import json
 import os
 import ssl

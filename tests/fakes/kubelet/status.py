@@ -1,7 +1,5 @@
 """Status of a pod and its containers, in the API's words, from what the fake kubelet knows."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -4,8 +4,6 @@
 <root>/claims/<namespace>/<claim>              PersistentVolumeClaim: kept across pods
 """
 
-from __future__ import annotations
-
 import base64
 import shutil
 from collections.abc import Callable, Mapping

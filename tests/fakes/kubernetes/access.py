@@ -5,8 +5,6 @@ A request without a token is the administrator's, so that tests need none; a ser
 Source: https://kubernetes.io/docs/reference/access-authn-authz/rbac/
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 

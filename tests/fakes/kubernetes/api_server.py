@@ -8,8 +8,6 @@ controllers of Deployments, StatefulSets, owners and namespaces. It has no kubel
 Pending until somebody reports for them. `tests/kube/contract` holds it to a real API server.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import Callable, Mapping

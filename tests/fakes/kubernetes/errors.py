@@ -3,8 +3,6 @@
 Source: https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/status/
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

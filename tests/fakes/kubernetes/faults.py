@@ -4,8 +4,6 @@ A crash test counts the calls of a good run, then repeats it once per call with
 `Fault(effect=DROP, after=n, times=None)`: from call n on, the server is gone.
 """
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import dataclass, field
 from enum import StrEnum

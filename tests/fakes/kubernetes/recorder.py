@@ -1,7 +1,5 @@
 """A record of every request on a resource, in the words of RBAC."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Server-side apply: who owns which field, on the fake and on a real server."""
 
-from __future__ import annotations
-
 from tests.fixtures.kubernetes.client import Answer, Client
 from tests.fixtures.kubernetes.objects import config_map, deployment, widget
 

@@ -1,7 +1,5 @@
 """Objects: creating, reading, changing and deleting them, on the fake and on a real server."""
 
-from __future__ import annotations
-
 from tests.fixtures.kubernetes.client import Client
 from tests.fixtures.kubernetes.objects import config_map, owner_metadata, widget
 from tests.fixtures.kubernetes.real_api_server import USER_NAME, USER_TOKEN

@@ -1,7 +1,5 @@
 """Custom resources: schemas, defaults, pruning and CEL, on the fake and on a real server."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Lists and watches, on the fake and on a real server."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.fixtures.kubernetes.client import Client

@@ -1,7 +1,5 @@
 """Built-in kinds: defaults, refusals and controllers, on the fake and on a real server."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The operator's own process, as its image starts it: under a user id without a name."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

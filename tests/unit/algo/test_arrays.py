@@ -1,7 +1,5 @@
 """Lists, numpy arrays and tensors of the same numbers give the same result."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

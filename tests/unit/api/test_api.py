@@ -1,7 +1,5 @@
 """Every problem of a file is reported at once: the field, the value found, and the fix."""
 
-from __future__ import annotations
-
 import json
 import re
 import typing

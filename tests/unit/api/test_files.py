@@ -1,7 +1,5 @@
 """Run files: what YAML means, what is no run file, and writing one that reads back equal."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Rules that compare fields, each blamed on the field to change."""
 
-from __future__ import annotations
-
 from textwrap import indent
 from typing import Any
 

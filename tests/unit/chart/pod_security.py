@@ -4,8 +4,6 @@ Source: https://kubernetes.io/docs/concepts/security/pod-security-standards
 Stricter than the profile in one thing: root file systems must be read-only.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The chart's PrometheusRule is the rule file with the thresholds of the values."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import json

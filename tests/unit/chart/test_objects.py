@@ -1,7 +1,5 @@
 """What the chart renders is valid, labelled and in its place, whatever the values."""
 
-from __future__ import annotations
-
 import functools
 import json
 

@@ -1,7 +1,5 @@
 """The chart starts the operator as the operator understands it, and grants what its code asks."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """The operator may do what it does, nothing else, and only where it watches."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.fixtures.chart.rendering import NAMESPACE, Manifest, Values, of_kind, render

@@ -1,7 +1,5 @@
 """Each value is explained, is used, has a schema, and a wrong one is refused with its path."""
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Any

@@ -1,7 +1,5 @@
 """The command line as a user meets it: what is printed where, and the exit status."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

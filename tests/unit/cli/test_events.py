@@ -1,7 +1,5 @@
 """`vcpo events` and `vcpo logs` as a user meets them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

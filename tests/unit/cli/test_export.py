@@ -1,7 +1,5 @@
 """`vcpo export RUN --to`: the records of a run in a tracking service, afterwards."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

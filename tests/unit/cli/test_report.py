@@ -1,7 +1,5 @@
 """`vcpo report` as a user meets it: what is written, and what is refused."""
 
-from __future__ import annotations
-
 import errno
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`vcpo try` and `vcpo samples`: what a person sees of prompts and answers."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Limits, signals and a small plant for the tests of the control loop."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """Signals, deadlines, restarts and admission, beside the decisions that follow from them."""
 
-from __future__ import annotations
-
 from collections import deque
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """A decision holds on bad signals, says why, and can be repeated."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

@@ -1,7 +1,5 @@
 """What holds of every decision, whatever the signals."""
 
-from __future__ import annotations
-
 import dataclasses
 import random
 from itertools import pairwise

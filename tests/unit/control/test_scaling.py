@@ -1,7 +1,5 @@
 """Workers are added while the learner waits for data, and removed when they are too many."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.unit.control.plant import BATCH, saturated_signals, signals, spec_of, starving_signals

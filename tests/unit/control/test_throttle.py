@@ -1,7 +1,5 @@
 """The lag limit halves under the ESS floor, once for each window, and recovers slowly."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """How many ranks a learner has, what each of them is, and how it ends."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import sys

@@ -1,7 +1,5 @@
 """TRL's trainer with the method, where TRL is installed: gradients, rates and the example."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

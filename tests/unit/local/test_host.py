@@ -1,7 +1,5 @@
 """The local host with fake processes of learner and worker that speak the real wire."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import re

@@ -1,7 +1,5 @@
 """The arguments that `vcpo export` passes to its process."""
 
-from __future__ import annotations
-
 from datetime import date
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What a machine lacks for a run is reported before a process starts."""
 
-from __future__ import annotations
-
 import json
 import re
 import socket

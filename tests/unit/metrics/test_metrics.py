@@ -1,7 +1,5 @@
 """What a host exports of a run is what it knows of the run now, and what it counted."""
 
-from __future__ import annotations
-
 import re
 import urllib.request
 from dataclasses import replace

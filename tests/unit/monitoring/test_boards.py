@@ -1,7 +1,5 @@
 """Each board is drawn as described, and asks in valid PromQL for what somebody exports."""
 
-from __future__ import annotations
-
 import json
 import re
 from itertools import chain

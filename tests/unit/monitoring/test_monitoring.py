@@ -1,7 +1,5 @@
 """The Alertmanager file names alerts that exist, and Alertmanager accepts it."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Every alert fires when it should and is silent when it should, by Prometheus' own promtool."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections import Counter

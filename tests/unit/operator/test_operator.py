@@ -1,7 +1,5 @@
 """The whole operator in this process, kopf included, against a fake API server."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """What the step record declares can be found where it says."""
 
-from __future__ import annotations
-
 import json
 import os
 from dataclasses import fields, replace

@@ -1,7 +1,5 @@
 """Studies from their files to their report, without running a cell."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The numbers of a study, by hand on evaluations at steps 0, 10, 20 and so on, and of the pages."""
 
-from __future__ import annotations
-
 import json
 import math
 import shutil

@@ -1,7 +1,5 @@
 """The study file, and the errors of a wrong one."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """What the processes of the pool's tests do."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

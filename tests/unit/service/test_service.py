@@ -1,7 +1,5 @@
 """The log of a process: what it says in JSON, and what in text."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os

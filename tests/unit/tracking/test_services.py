@@ -1,7 +1,5 @@
 """The real clients of the services, and what is in their files afterwards."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import sys

@@ -1,7 +1,5 @@
 """The numbers that tracking services get."""
 
-from __future__ import annotations
-
 import dataclasses
 import logging
 import signal

@@ -1,7 +1,5 @@
 """A service that echoes its request, and calls of it over a real channel."""
 
-from __future__ import annotations
-
 import grpc
 
 from vcpo.wire.access.roles import CallerRole

@@ -1,7 +1,5 @@
 """The guard in front of every method, over a real server and real channels."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 
 import grpc

@@ -1,7 +1,5 @@
 """Trajectories survive the wire, and a malformed one is refused by the name of its field."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A version's bytes are used only if every checksum holds; no other error is raised."""
 
-from __future__ import annotations
-
 import json
 import struct
 from itertools import product

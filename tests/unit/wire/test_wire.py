@@ -1,7 +1,5 @@
 """TLS over real servers and channels: who is trusted, and certificates that change in service."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 from collections.abc import AsyncIterator

@@ -1,7 +1,5 @@
 """The dashboards: described once, written for Grafana by `scripts/render_manifests.py`."""
 
-from __future__ import annotations
-
 from typing import Final
 
 from tools.monitoring.dashboards.board import Board

@@ -5,8 +5,6 @@ A board is written once, in `off_policy`, `run`, `rollout` and `operator`, and t
 bookmarks link to panels by it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum

@@ -4,8 +4,6 @@ The data source, the cluster, the namespace and the run are variables. `All` nam
 because the series of a local run have no namespace.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Sequence
 from string import ascii_uppercase

@@ -1,7 +1,5 @@
 """The board `vcpo-off-policy`: is the data too old for its update, and what is done about it?"""
 
-from __future__ import annotations
-
 from typing import Final
 
 from tools.monitoring.dashboards.board import (

@@ -1,7 +1,5 @@
 """The board `vcpo-operator`: is the operator up, and does it keep up?"""
 
-from __future__ import annotations
-
 from typing import Final
 
 from tools.monitoring.dashboards.board import (

@@ -8,8 +8,6 @@ Metrics are of four scopes. `RUN` selects the chosen runs, `RUNS` all runs of th
 `OPERATOR` the operator itself. All are variables of the boards.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 RUN: Final = 'cluster=~"$cluster",namespace=~"$namespace",run=~"$run"'

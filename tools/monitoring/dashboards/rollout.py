@@ -1,7 +1,5 @@
 """The board `vcpo-rollout`: are the workers there, do they generate, and from which weights?"""
 
-from __future__ import annotations
-
 from typing import Final
 
 from tools.monitoring.dashboards.board import AxisUnit, Board, Kind, Query, Role, panel, row

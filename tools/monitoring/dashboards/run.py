@@ -1,7 +1,5 @@
 """The board `vcpo-run`: does a run learn, how fast, what is lost, and what would a crash cost?"""
 
-from __future__ import annotations
-
 from typing import Final
 
 from tools.monitoring.dashboards.board import (

@@ -9,8 +9,6 @@ The ranks of a learner train together and find each other by the variables that 
 continue without the others, so they are started, stopped and restarted as one group.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

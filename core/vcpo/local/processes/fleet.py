@@ -1,7 +1,5 @@
 """The processes of a local run: the ranks of its learner and the desired rollout workers."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections import Counter

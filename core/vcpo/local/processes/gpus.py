@@ -11,8 +11,6 @@ share no GPU. Rank i computes on the i-th GPU that the learner's processes see, 
 If an engine splits its model, each worker gets as many GPUs as the largest engine needs.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """The learner of a local run across its restarts: one process, or several ranks as one group."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The panel of one run: numbers, trends, notices and the last events."""
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The state of a run as people see it: one record for the live view and the panel."""
 
-from __future__ import annotations
-
 import logging
 from collections import Counter
 from dataclasses import dataclass

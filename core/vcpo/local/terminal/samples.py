@@ -1,7 +1,5 @@
 """Responses as text on a terminal, and what a trial of a run says of them all."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Final

@@ -9,8 +9,6 @@ steering   ControlService                       learner, operator or local host
 A key opens its own row and nothing else. The keys belong to one run.
 """
 
-from __future__ import annotations
-
 import hmac
 import os
 import secrets

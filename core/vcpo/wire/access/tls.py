@@ -6,8 +6,6 @@ files before every handshake, so a renewed certificate needs no restart. A clien
 authority when it opens a channel.
 """
 
-from __future__ import annotations
-
 import argparse
 import ipaddress
 import logging

@@ -5,8 +5,6 @@ the interpreter alone, process ids of its own, no network, no shared memory, and
 that ends with it. Where the pod itself is the sandbox, the process has the limits only.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -7,8 +7,6 @@ not check shapes; so is a patch that names an item twice. Departure from Kuberne
 directives are not supported.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 

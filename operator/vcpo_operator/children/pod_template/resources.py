@@ -16,8 +16,6 @@ any pod that downloads a model of known size                                 the
   smallest machines that have one.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterator, Mapping

@@ -5,8 +5,6 @@ role, are merged over this one and may loosen it. They cannot change the labels 
 digests.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

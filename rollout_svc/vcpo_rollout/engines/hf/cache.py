@@ -6,8 +6,6 @@ not depend on its padding. The padding grows when a longer row joins, and shrink
 row is removed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Sequence
 from typing import Final, TypeVar
 

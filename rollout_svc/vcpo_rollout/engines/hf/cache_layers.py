@@ -13,8 +13,6 @@ A recurrent state has no columns. Padding on the left leaves it 0, as families p
 model whose layers do not is refused before its first token.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

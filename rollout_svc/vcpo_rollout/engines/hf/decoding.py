@@ -14,8 +14,6 @@ from another distribution than its own, without any error. Families do not tell:
 that they do not read. So the first weights decode a few tokens in both ways (`require_decodable`).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field

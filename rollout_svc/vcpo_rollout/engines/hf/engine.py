@@ -5,8 +5,6 @@ until `close`, or until its thread fails. Then every open future fails with Engi
 every later call: no caller waits for an ended thread.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import threading

@@ -1,7 +1,5 @@
 """The experts that the routers of a mixture of experts chose, token by token."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from typing import Any

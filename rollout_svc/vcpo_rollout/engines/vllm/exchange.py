@@ -1,7 +1,5 @@
 """Converts requests, outputs and weights between this package's types and vLLM's."""
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence

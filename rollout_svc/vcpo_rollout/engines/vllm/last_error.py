@@ -4,8 +4,6 @@ A process that dies of an exception tells its parent only that it has died. It l
 before: a handler of its log writes the exception's last line where the parent finds it.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import weakref

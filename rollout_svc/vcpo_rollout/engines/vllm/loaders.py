@@ -5,8 +5,6 @@ model is an EngineError. The files exist until its context ends. `load` brings t
 vLLM and labels the tokens to come; after any exception vLLM's weights are unknown.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os

@@ -1,7 +1,5 @@
 """Starts vLLM with the settings of a rollout group."""
 
-from __future__ import annotations
-
 import logging
 import os
 from collections.abc import Iterator, Mapping

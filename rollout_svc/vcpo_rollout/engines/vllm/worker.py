@@ -8,8 +8,6 @@ through the same public calls (start, update, finish), so a swap needs no other 
 Source: https://docs.vllm.ai/en/v0.32.0/training/weight_transfer/
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import logging

@@ -6,8 +6,6 @@ manager's name `kube-controller-manager`. They run after the request that woke t
 event loop; `settled` waits until there is nothing left to do.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Callable

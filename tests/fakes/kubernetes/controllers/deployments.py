@@ -5,8 +5,6 @@ deadline, no proportional scaling of several ReplicaSets at once.
 Source: kubernetes/pkg/controller/deployment (`rolling.go`, `recreate.go`).
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -3,8 +3,6 @@
 Source: https://kubernetes.io/docs/concepts/architecture/garbage-collection/
 """
 
-from __future__ import annotations
-
 from tests.fakes.kubernetes.api import Api
 from tests.fakes.kubernetes.errors import JsonObject
 from tests.fakes.kubernetes.objects.definitions import CLEANUP_FINALIZER

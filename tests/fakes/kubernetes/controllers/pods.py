@@ -4,8 +4,6 @@ Pods are created Pending and stay so until somebody plays the kubelet through th
 them to a node (`pods/binding`), report `status`, and delete terminating ones with no grace.
 """
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import json

@@ -5,8 +5,6 @@ objects, no claims, no minReadySeconds.
 Source: kubernetes/pkg/controller/statefulset (`stateful_set_control.go`).
 """
 
-from __future__ import annotations
-
 from tests.fakes.kubernetes.api import Api
 from tests.fakes.kubernetes.controllers.garbage import change, delete
 from tests.fakes.kubernetes.controllers.pods import (

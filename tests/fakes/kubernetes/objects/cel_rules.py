@@ -5,8 +5,6 @@ A rule that uses them fails here with a message that says so, rather than passin
 Source: https://kubernetes.io/docs/tasks/extend-kubernetes/custom-resources/custom-resource-definitions/#validation-rules
 """
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Apply configurations: the part of an object that one manager states."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from tests.fakes.kubernetes.errors import Cause, JsonObject, bad_request, invalid

@@ -5,8 +5,6 @@ which is the server's own copy.
 Source: https://github.com/kubernetes/kubernetes/tree/master/pkg/apis (each `defaults.go`)
 """
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Callable
 

@@ -3,8 +3,6 @@
 Source: https://kubernetes.io/docs/tasks/extend-kubernetes/custom-resources/custom-resource-definitions/#specifying-a-structural-schema
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from tests.fakes.kubernetes.errors import Cause, JsonObject

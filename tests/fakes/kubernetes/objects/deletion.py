@@ -3,8 +3,6 @@
 Source: https://kubernetes.io/docs/concepts/architecture/garbage-collection/
 """
 
-from __future__ import annotations
-
 from datetime import datetime, timedelta
 
 from tests.fakes.kubernetes.errors import JsonObject, conflict

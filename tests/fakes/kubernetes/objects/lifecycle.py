@@ -4,8 +4,6 @@ Pure: takes the old object and the wanted one, answers the one to keep.
 Source: https://github.com/kubernetes/kubernetes/tree/master/staging/src/k8s.io/apiserver/pkg/registry/rest
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 

@@ -3,8 +3,6 @@
 Only what the project touches is listed; one line adds a kind.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 

@@ -5,8 +5,6 @@ allowed, fill in defaults, validate, then the CEL rules.
 Source: https://kubernetes.io/docs/tasks/extend-kubernetes/custom-resources/custom-resource-definitions/
 """
 
-from __future__ import annotations
-
 import copy
 import json
 from collections.abc import Iterator

@@ -3,8 +3,6 @@
 Source: https://kubernetes.io/docs/concepts/overview/working-with-objects/labels/
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 

@@ -5,8 +5,6 @@ for `kubernetes_validate`, by which the unit tests judge every child.
 Source: https://github.com/kubernetes/kubernetes/tree/master/pkg/apis (each `validation.go`)
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from decimal import Decimal

@@ -7,8 +7,6 @@ Departure: who changes a field by an update or a merge patch does not own it.
 Sources: https://kubernetes.io/docs/reference/using-api/server-side-apply/, RFC 7386 (merge patch)
 """
 
-from __future__ import annotations
-
 import copy
 import json
 from collections.abc import Iterable

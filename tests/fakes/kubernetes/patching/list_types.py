@@ -5,8 +5,6 @@ from their schema, and whatever has no answer is atomic when it is a list, granu
 Source: https://kubernetes.io/docs/reference/using-api/server-side-apply/#merge-strategy
 """
 
-from __future__ import annotations
-
 from typing import Protocol
 
 from tests.fakes.kubernetes.errors import JsonObject

@@ -1,7 +1,5 @@
 """Bindings and evictions: requests that name a pod, and place it or take it away."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

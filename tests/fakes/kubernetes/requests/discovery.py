@@ -1,7 +1,5 @@
 """Discovery, as kopf asks for it: versions, groups and resources."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from tests.fakes.kubernetes.errors import JsonObject, no_such_path

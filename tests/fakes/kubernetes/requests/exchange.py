@@ -1,7 +1,5 @@
 """The edges of an HTTP exchange: read a body, refuse a request, fail on purpose."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from typing import Any

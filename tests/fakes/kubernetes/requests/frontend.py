@@ -1,7 +1,5 @@
 """The HTTP side of the fake API server: requests into verbs, results into answers."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import logging

@@ -1,7 +1,5 @@
 """The object that a request addresses, and its options, parsed from path and query."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

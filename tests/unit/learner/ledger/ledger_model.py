@@ -1,7 +1,5 @@
 """What a ledger must do, written down a second time: plain sets and lists, and every fate kept."""
 
-from __future__ import annotations
-
 from collections import Counter, deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace

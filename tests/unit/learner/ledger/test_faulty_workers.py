@@ -1,7 +1,5 @@
 """Workers that fail where others do not: they are set aside, and the run goes on without them."""
 
-from __future__ import annotations
-
 import heapq
 import random
 from collections import Counter

@@ -1,7 +1,5 @@
 """How far back work may reach: the lag limit, what it drops, and leases beyond need."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import pytest

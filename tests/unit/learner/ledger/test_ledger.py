@@ -1,7 +1,5 @@
 """A run whose environment never works ends soon; one that worked survives a short outage."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """One update on several ranks against the same update on one rank, in float32."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace

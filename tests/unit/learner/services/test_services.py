@@ -1,7 +1,5 @@
 """The learner's services over a real channel: what they refuse and what they return."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import SimpleNamespace
 

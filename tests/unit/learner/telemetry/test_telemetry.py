@@ -1,7 +1,5 @@
 """Steps in a row in trouble: begun, counted on, and ended."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

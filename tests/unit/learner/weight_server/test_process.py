@@ -1,7 +1,5 @@
 """The process that sends weights: every byte, who is let in, and how it ends."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import http.client

@@ -1,7 +1,5 @@
 """A fleet of fake processes under the module names of learner and worker."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 
 import pytest

@@ -1,7 +1,5 @@
 """The fleet of a run, with fake processes under the module names of learner and worker."""
 
-from __future__ import annotations
-
 import json
 import signal
 

@@ -1,7 +1,5 @@
 """The learner of a local run through its restarts."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections import Counter

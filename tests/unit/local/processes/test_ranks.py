@@ -1,7 +1,5 @@
 """A learner of several ranks: its processes start, fail and restart as one group."""
 
-from __future__ import annotations
-
 import json
 import signal
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """The manifests of a run's objects are valid, restricted, and change only with their inputs."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from datetime import date
 from typing import Any

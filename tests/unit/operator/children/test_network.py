@@ -1,7 +1,5 @@
 """The sources that a run's network policy admits; a label alone admits no other namespace."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

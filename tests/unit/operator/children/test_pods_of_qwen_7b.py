@@ -1,7 +1,5 @@
 """The pods of a 7 B model on two machines of eight GPUs: they would run on a GPU cluster."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 

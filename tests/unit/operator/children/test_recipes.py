@@ -1,7 +1,5 @@
 """The recipes of docs/kubernetes.md make the pods that they say, over the example of 7 B."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

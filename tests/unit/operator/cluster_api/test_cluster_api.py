@@ -1,7 +1,5 @@
 """Certificates of a run, judged by Python's own TLS and by another library's reading."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 

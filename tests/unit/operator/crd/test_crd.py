@@ -1,7 +1,5 @@
 """The CustomResourceDefinition, and its copy in the chart."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterator

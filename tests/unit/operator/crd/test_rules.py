@@ -1,7 +1,5 @@
 """The CEL rules give the verdict that `vcpo.api` gives, run by an independent CEL library."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

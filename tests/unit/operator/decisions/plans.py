@@ -1,7 +1,5 @@
 """Desired states, and their plans, for the tests of plans."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Conditions: what each says in each case."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

@@ -1,7 +1,5 @@
 """When a run ends, is suspended or continues, and when it is reconciled next."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

@@ -1,7 +1,5 @@
 """When a learner has to drain, and how long its workers stay."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Plans: the exact actions in their order."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

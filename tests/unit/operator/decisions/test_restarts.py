@@ -1,7 +1,5 @@
 """A learner of several pods: one that ends takes the others with it, once, and is named."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The status of a run: what is kept, counted and written, and when."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.fixtures.operator.runs import make_run, pod, signals

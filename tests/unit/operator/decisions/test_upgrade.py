@@ -1,7 +1,5 @@
 """Which revision a run's pods have after an edit or an upgrade of the operator."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Objects of an API server, parsed into records."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

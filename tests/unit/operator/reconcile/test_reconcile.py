@@ -1,7 +1,5 @@
 """The work queue: no key twice at once, none missed, and back-off after a failure."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 from collections.abc import AsyncIterator

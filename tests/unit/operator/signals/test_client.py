@@ -1,7 +1,5 @@
 """Reports over a real connection, of a learner that responds and of one that does not."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import AsyncIterator
 from dataclasses import dataclass

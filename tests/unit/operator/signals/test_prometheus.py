@@ -1,7 +1,5 @@
 """Signals from a Prometheus that responds, lags, returns nonsense or is down."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field

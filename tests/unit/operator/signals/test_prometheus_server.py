@@ -1,7 +1,5 @@
 """Signals through a real Prometheus that scrapes a real endpoint of a learner."""
 
-from __future__ import annotations
-
 import asyncio
 import subprocess
 import time

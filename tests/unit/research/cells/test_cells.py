@@ -1,7 +1,5 @@
 """The cells of a study, and when a record is one of a cell."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

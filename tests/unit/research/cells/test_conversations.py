@@ -1,7 +1,5 @@
 """Multi-turn responses of a cell, on the tiny model and a task of two turns."""
 
-from __future__ import annotations
-
 import functools
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """One cell on the tiny model."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from dataclasses import replace

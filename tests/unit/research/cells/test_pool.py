@@ -1,7 +1,5 @@
 """Cells in separate processes."""
 
-from __future__ import annotations
-
 import functools
 import multiprocessing
 

@@ -1,7 +1,5 @@
 """A cell's file is complete or absent, and valid only for its settings."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Ages of data that are drawn, and the versions that sample it: at most as old as configured."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

@@ -1,7 +1,5 @@
 """Text that spells a control token is text; only the template places control tokens."""
 
-from __future__ import annotations
-
 import string
 from functools import cache
 

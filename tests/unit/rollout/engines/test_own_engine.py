@@ -1,7 +1,5 @@
 """An engine of the user's own: how its class is found, and what becomes of its errors."""
 
-from __future__ import annotations
-
 import asyncio
 import copy
 import sys

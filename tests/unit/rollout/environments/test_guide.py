@@ -1,7 +1,5 @@
 """Each example of docs/tasks.md runs as it is written there."""
 
-from __future__ import annotations
-
 import re
 import sys
 from pathlib import Path

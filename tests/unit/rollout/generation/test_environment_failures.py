@@ -1,7 +1,5 @@
 """A failure of an environment is named by cause, exception, and the line of its author's code."""
 
-from __future__ import annotations
-
 import asyncio
 import builtins
 import importlib.util

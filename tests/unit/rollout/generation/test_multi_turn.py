@@ -1,7 +1,5 @@
 """Conversations, and those that one worker interrupts and another resumes."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import threading

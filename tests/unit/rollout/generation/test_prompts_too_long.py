@@ -1,7 +1,5 @@
 """A prompt that can never fit is given up at once; neither engine nor worker is blamed for it."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -5,8 +5,6 @@ engines give each token an id of its own. They sample, and the clock advances, o
 says so.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator, Sequence
 from itertools import count

@@ -1,7 +1,5 @@
 """Files of weights come from the server that the manifest names, with the key and over TLS."""
 
-from __future__ import annotations
-
 import pytest
 from grpc import StatusCode, aio
 

@@ -1,7 +1,5 @@
 """Resources of a container: defaults fill only what the user leaves unset."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
