@@ -47,7 +47,8 @@ def train(steps: int = 100, rate: float = 3e-2) -> list[float]:
         advantages = vcpo2_advantages(rewards, norms.view_as(rewards), log_weights)
         optimizer.zero_grad()
         (-(advantages.flatten() * terms).mean()).backward()
-        report = rule.step(log_weights, torch.full((len(terms),), len(copies) - 1))
+        lags = torch.full((len(terms),), len(copies) - 1)
+        report = rule.step(log_weights, lags, -rollout_logprobs.mean())
 
         rewards_of_steps.append(rewards.mean().item())
         if step % 20 == 0:

@@ -72,8 +72,8 @@ class StudyMethod(Section):
     hold_rate_at_step: Annotated[int, Field(ge=1)] | None = None
     """A control: from this step on the trust region holds the rate that it allowed then; None lets
     it go on."""
-    follows_surprisal: bool = False
-    """A candidate: the trust region of `research.cells.experiment`."""
+    fixed_target: bool = False
+    """A control: the trust region takes all tokens for sure, however uncertain they are."""
 
     @model_validator(mode="after")
     def _leaves_the_axes_alone(self) -> Self:
@@ -223,8 +223,8 @@ class StudySpec(_SeededPart):
             except ValidationError as error:
                 conflicts += _problems_of_method(index, error)
                 continue
-            wanted = method.hold_rate_at_step, method.follows_surprisal or None
-            for field, value in zip(("holdRateAtStep", "followsSurprisal"), wanted, strict=True):
+            wanted = method.hold_rate_at_step, method.fixed_target or None
+            for field, value in zip(("holdRateAtStep", "fixedTarget"), wanted, strict=True):
                 if value is not None and cell.algorithm.trust_region is None:
                     message = "is of a trust region; set learningRateRule: trustRegion"
                     conflicts.append(

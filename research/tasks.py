@@ -1,6 +1,7 @@
 """Tasks of the conditions: prompts that nobody can answer, long copies, graded rewards."""
 
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from random import Random
 from typing import Final
 
@@ -96,3 +97,14 @@ class WriteDigits(CopyDigits):
         wanted = [each for each in "0123456789" if (each in prompt.answer) != self.others]
         pairs = zip(f" {text}", text, strict=False)
         return sum(each in wanted and each != before for before, each in pairs) / 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alternate(CopyDigits):
+    """Write odd and even digits in turn, after the prompt's; the reward is the share of twelve."""
+
+    digits: int = 6
+
+    def reward(self, prompt: Prompt, response: str) -> float:
+        pairs = pairwise(prompt.answer[-1] + response.strip()[:12])
+        return sum(each.isdecimal() and (ord(each) - ord(one)) % 2 for one, each in pairs) / 12

@@ -102,7 +102,7 @@ def run(
         unit = batch_ess_unit(batch, ALGORITHM, calibration)
         moments = batch_moments(batch, log_ratios, unit)
         error = calibration.relative_error
-        decision = decide_step(unit, moments, ALGORITHM, relative_error=error)
+        decision = decide_step(unit, moments, ALGORITHM.step_limits, relative_error=error)
         own_unit = ess_unit(ALGORITHM.ess_kind, batch.num_tokens, mismatch)
         own_moments = batch_moments(batch, log_ratios, own_unit)
         found.append(

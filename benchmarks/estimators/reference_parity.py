@@ -6,6 +6,7 @@ precision on whole vectors, which is only safe for the moderate weights drawn he
 - a weight is the product of its tokens' probability ratios, not the exponential of a sum;
 - the ESS ratio is 1 / (1 + cv^2), cv the coefficient of variation of the weights;
 - the learning rate scale is the real root of x^2 = min(1, rho / rho_on);
+- the trust region's target is a power of the geometric mean of the tokens' probabilities;
 - the optimal baseline is the solution of the least squares problem min_b sum_i ||(R_i - b) h_i||^2,
   solved over every component of the weighted gradients h_i, which are never reduced to norms.
 """
@@ -22,6 +23,7 @@ import torch
 from benchmarks.harness.measures import parser_of
 from vcpo.algo.baseline import optimal_baseline
 from vcpo.algo.ess.importance_weights import ess_ratio
+from vcpo.algo.ess.trust_region import TrustRegion
 from vcpo.algo.ess.verdict import learning_rate_scale
 from vcpo.torch import truncated_weights
 
@@ -58,6 +60,7 @@ class Quantities:
 
     ess_ratio: float
     learning_rate_scale: float
+    region_target: float
     optimal_baseline: float
 
 
@@ -66,7 +69,8 @@ def random_batch(rng: np.random.Generator) -> Batch:
     size = int(rng.integers(2, 65))
     spread = 10.0 ** rng.uniform(-3.0, -1.0)
     lengths = rng.integers(1, 401, size)
-    rollout = [-rng.exponential(1.0, length).astype(np.float32) for length in lengths]
+    surprisal_nats = rng.uniform(0.1, 1.2)
+    rollout = [-rng.exponential(surprisal_nats, length).astype(np.float32) for length in lengths]
     learner = [row + rng.normal(0.0, spread, row.size).astype(np.float32) for row in rollout]
     return Batch(
         learner_logprobs=learner,
@@ -86,9 +90,11 @@ def by_project(batch: Batch) -> Quantities:
     norms = np.linalg.norm(batch.gradients, axis=1).tolist()
     squared_norms = [(weight * norm) ** 2 for weight, norm in zip(weights, norms, strict=True)]
     ratio = ess_ratio(log_weights)
+    surprisal_nats = -float(np.concatenate(batch.rollout_logprobs).mean(dtype=np.float64))
     return Quantities(
         ess_ratio=ratio,
         learning_rate_scale=learning_rate_scale(ratio, batch.on_policy_ess_ratio),
+        region_target=TrustRegion(horizon_steps=32).read(surprisal_nats).target,
         optimal_baseline=optimal_baseline(batch.rewards.tolist(), squared_norms),
     )
 
@@ -104,11 +110,14 @@ def by_second_derivation(batch: Batch) -> Quantities:
     ratio = 1.0 / (1.0 + np.var(weights) / np.mean(weights) ** 2)
     roots = np.roots([1.0, 0.0, -min(1.0, float(ratio) / batch.on_policy_ess_ratio)])
     weighted = np.minimum(weights, TRUNCATION).astype(np.float64)[:, None] * batch.gradients
+    tokens = np.exp(np.concatenate(batch.rollout_logprobs).astype(np.longdouble))
+    likely = np.prod(tokens ** (1.0 / len(tokens)))
     targets = batch.rewards[:, None] * weighted
     solution, *_ = np.linalg.lstsq(weighted.reshape(-1, 1), targets.reshape(-1), rcond=None)
     return Quantities(
         ess_ratio=float(ratio),
         learning_rate_scale=float(np.max(np.real(roots))),
+        region_target=float(min(0.35, max(0.05, likely ** (-math.log(0.35) / 0.3)))),
         optimal_baseline=float(solution[0]),
     )
 

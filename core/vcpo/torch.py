@@ -19,7 +19,7 @@ from vcpo.algo.advantage import BaselineScope, batch_advantages
 from vcpo.algo.baseline import Baseline
 from vcpo.algo.coverage import policy_coverage
 from vcpo.algo.ess.importance_weights import WeightMoments, ess_ratio
-from vcpo.algo.ess.trust_region import TrustRegion, horizon_of_lag
+from vcpo.algo.ess.trust_region import TARGET_ESS_RATIO, TrustRegion, horizon_of_lag
 from vcpo.algo.ess.unit import EssKind, EssUnit, ess_reading
 from vcpo.algo.ess.verdict import LearningRateRule, StepLimits, judge_step
 from vcpo.algo.methods import LOSS_CONFIGS, Method
@@ -116,29 +116,36 @@ class StepRule:
     ) -> None:
         if method not in (Method.VCPO2, Method.VCPO):
             raise ValueError(f"method is {method!r}: give 'vcpo2' or 'vcpo'")
-        rule = LOSS_CONFIGS[Method(method)].learning_rate_rule
-        has_region = rule is LearningRateRule.TRUST_REGION
+        self._rule = LOSS_CONFIGS[Method(method)].learning_rate_rule
+        has_region = self._rule is LearningRateRule.TRUST_REGION
         self._optimizer = optimizer
         self._on_policy_ess_ratio = on_policy_ess_ratio
-        self._region = TrustRegion(horizon_steps=horizon_of_lag(max_lag_steps) if has_region else 0)
-        target = self._region.target_ess_ratio if has_region else 1.0
-        self._limits = StepLimits(rule=rule, target_ess_ratio=target)
+        horizon = horizon_of_lag(max_lag_steps) if has_region else 0
+        self._region = TrustRegion(
+            horizon_steps=horizon, target_ess_ratio=TARGET_ESS_RATIO if has_region else 1.0
+        )
 
-    def step(self, log_weights: Tensor, lags: Tensor) -> StepReport:
+    def step(
+        self, log_weights: Tensor, lags: Tensor, surprisal_nats: float | None = None
+    ) -> StepReport:
         """Step the optimizer at the rate that this batch allows; arguments as for `rates`.
 
         Raises: NonFiniteWeightError, before any step, for a weight that is NaN or infinite.
         """
-        with self.rates(log_weights, lags) as report:
+        with self.rates(log_weights, lags, surprisal_nats) as report:
             self._optimizer.step()
         return report
 
     @contextmanager
-    def rates(self, log_weights: Tensor, lags: Tensor) -> Iterator[StepReport]:
+    def rates(
+        self, log_weights: Tensor, lags: Tensor, surprisal_nats: float | None = None
+    ) -> Iterator[StepReport]:
         """Give the optimizer, in the block, the rates that this batch allows; it steps there, once.
 
         log_weights: [B] log importance weights of the whole batch, over all processes, untruncated.
         lags: [B] ages of the trajectories, in steps.
+        surprisal_nats: mean of -log mu over all sampled tokens, nats; uncertain tokens may drift
+            further. None takes them for sure.
         Raises: NonFiniteWeightError for a weight that is NaN or infinite.
         """
         nats, size = -math.log(self._on_policy_ess_ratio), len(log_weights)
@@ -152,11 +159,13 @@ class StepRule:
         reading = ess_reading(unit, WeightMoments.of(log_weights))
         missing_nats = math.log(reading.on_policy_ess_ratio / reading.ess_ratio)
         by_lag = Counter(int(lag) for lag in lags.tolist())
-        region = self._region.observe(missing_nats, by_lag, reading.chance_nats, size, nats)
+        read = self._region.read(None if surprisal_nats is None else float(surprisal_nats))
+        region = read.observe(missing_nats, by_lag, reading.chance_nats, size, nats)
+        limits = StepLimits(rule=self._rule, target_ess_ratio=region.target)
         verdict = judge_step(
             reading.ess_ratio,
             reading.on_policy_ess_ratio,
-            self._limits,
+            limits,
             chance_nats=reading.chance_nats,
         )
         groups = self._optimizer.param_groups

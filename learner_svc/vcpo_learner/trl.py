@@ -67,11 +67,12 @@ class VCPOTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL publishes no types
         self._step += 1
         return loss
 
-    def taken(self) -> tuple[Tensor, Tensor]:
-        """Return log weights and lags of the batch whose gradient is complete, [B] each."""
+    def taken(self) -> tuple[Tensor, Tensor, float]:
+        """Return log weights and lags, [B] each, and mean surprisal of a batch with a gradient."""
         assert self._step_gradient is not None  # the optimizer steps after a batch
         gradient, self._step_gradient = self._step_gradient, None
-        return torch.cat(gradient.log_weights), torch.cat(gradient.lags)
+        surprisal_nats = float(torch.cat(gradient.surprisals).mean())
+        return torch.cat(gradient.log_weights), torch.cat(gradient.lags), surprisal_nats
 
     def log_step(self, **numbers: float) -> None:
         for name, number in numbers.items():
@@ -94,6 +95,7 @@ class _StepGradient:
         self._terms: list[Tensor] = []
         self.log_weights: list[Tensor] = []
         self.lags: list[Tensor] = []
+        self.surprisals: list[Tensor] = []
 
     def add(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
         """Add a micro-batch; return the step's loss with the last one, and 0 before."""
@@ -116,6 +118,8 @@ class _StepGradient:
         self._squared_norms.append(measured.squared_norms)
         self._terms.append(terms.detach())
         self.log_weights.append(log_weights)
+        behavior = logprobs.detach() if sampled is None else sampled
+        self.surprisals.append(-behavior[mask != 0])
         self.lags.append(trainer.state.global_step - batch["generated_at_step"])
         if not trainer.accelerator.sync_gradients:
             return terms.new_zeros(())

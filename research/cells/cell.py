@@ -39,7 +39,7 @@ class Cell:
     """Draws the held-out prompts."""
     hold_rate_at_step: int | None = None
     """As in `StudyMethod`."""
-    follows_surprisal: bool = False
+    fixed_target: bool = False
     ages: Ages | None = None
     """As in `StudySpec`."""
 
@@ -78,8 +78,8 @@ class Cell:
         }
         if self.hold_rate_at_step is not None:
             document["hold_rate_at_step"] = self.hold_rate_at_step
-        if self.follows_surprisal:
-            document["follows_surprisal"] = True
+        if self.lag > 0 and self.spec.algorithm.trust_region and not self.fixed_target:
+            document["target_follows_surprisal"] = True
         if self.ages is not None:
             document["ages"] = self.ages.model_dump(mode="json", by_alias=True)
         if sampler := _sampler(self.spec):
@@ -165,6 +165,6 @@ def _cell(study: StudySpec, method: StudyMethod, lag: int, learning_rate: float,
         spec=spec,
         evaluation_seed=study.run.seed,
         hold_rate_at_step=method.hold_rate_at_step,
-        follows_surprisal=method.follows_surprisal,
+        fixed_target=method.fixed_target,
         ages=study.ages,
     )

@@ -9,6 +9,7 @@ sampler's numbers are not the learner's, a group of the newest version is sample
 to calibrate with.
 """
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
@@ -21,10 +22,9 @@ from research.cells.cell import Cell
 from research.cells.records import DIGITS, CellRecord, EvaluationRow, StepColumns
 from research.cells.sampling import CPU, Sampler, TaskPrompt, relay
 from research.cells.versions import Versions, drawn_ages, policy_tensors
-from vcpo.algo.ess.trust_region import SHORT_STEPS, TrustRegion
+from vcpo.algo.ess.trust_region import TrustRegion
 from vcpo.wire.trajectory import Trajectory
 from vcpo_learner.model.loading import hold_base_short, load_policy, pad_token_id
-from vcpo_learner.update.batch_decision import mean_surprisal
 from vcpo_learner.update.policy_update import PolicyUpdate
 from vcpo_learner.update.result import UpdateResult
 from vcpo_rollout.engines.engine import NonFiniteLogitsError
@@ -118,10 +118,10 @@ class Experiment:
         pad = pad_token_id(tokenizer)
         self.update = PolicyUpdate(self._model, cell.spec, pad)
         rate = self.update.step_rate
+        if cell.fixed_target and rate.region is not None:
+            rate.region = replace(rate.region, sure_surprisal_nats=math.inf)
         if cell.hold_rate_at_step is not None and rate.region is not None:
             rate.region = HeldRegion.of(rate.region, cell.hold_rate_at_step)
-        if cell.follows_surprisal and rate.region is not None:
-            rate.region = SurprisalRegion.of(rate.region)
         self._sampler = Sampler(cell.spec, model_name, tokenizer, pad, device)
         task = cell.spec.environment
         self._training_task = make_environment(task.name, task.parameters, cell.seed)
@@ -194,10 +194,7 @@ class Experiment:
         newest: list[Trajectory] = []
         if self._sampler.is_inexact:
             (newest,) = self._sample_at(0, self._prompts(version + 1)[:1])
-        pending = self.update.begin(self.update.draw(groups), policy_version=version)
-        if isinstance(region := self.update.step_rate.region, SurprisalRegion):
-            surprisal_nats = mean_surprisal(pending.trajectories) or 0.0
-            self.update.step_rate.region = region.read(surprisal_nats)
+        self.update.begin(self.update.draw(groups), policy_version=version)
         return self.update.finish(newest)
 
     def evaluate(self, version: int) -> EvaluationRow:
@@ -212,37 +209,3 @@ class Experiment:
         )
         rewards = [each.reward for group in groups for each in group]
         return EvaluationRow(step=version, accuracy=sum(rewards) / len(rewards))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SurprisalRegion(TrustRegion):
-    """A candidate for the trust region: uncertain tokens may miss more.
-
-        allowed nats = min(-log 0.05, e* max(1, h / 0.3))
-
-    h is the mean over ten steps of -log mu per token, nats. A change of the logits moves sure
-    tokens less than uncertain ones, so the same nats are a smaller change where tokens are
-    uncertain.
-
-    Source: this project's; thresholds of tokens that scale with entropy are of arXiv 2607.22186.
-    """
-
-    surprisal_nats: float | None = None
-    """h; None before the first batch."""
-
-    @classmethod
-    def of(cls, region: TrustRegion) -> Self:
-        return cls(**{each.name: getattr(region, each.name) for each in fields(TrustRegion)})
-
-    def read(self, surprisal_nats: float) -> Self:
-        """Return the region after the mean surprisal of one more batch, nats per token."""
-        before = surprisal_nats if self.surprisal_nats is None else self.surprisal_nats
-        return replace(self, surprisal_nats=before + (surprisal_nats - before) / SHORT_STEPS)
-
-    def largest_rate(self, base_rate: float) -> float:
-        """Return the rate that is allowed to the next step, in [0, base_rate]."""
-        target = self.target_ess_ratio ** max(1.0, (self.surprisal_nats or 0.0) / 0.3)
-        # With slots the decorator makes another class, of which `super()` does not know.
-        return TrustRegion.largest_rate(
-            replace(self, target_ess_ratio=max(0.05, target)), base_rate
-        )

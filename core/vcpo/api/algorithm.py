@@ -85,8 +85,9 @@ class Algorithm(Section):
     `vcpo2` and `none` for all others."""
     target_ess_ratio: Annotated[float, Field(gt=0.0, lt=1.0)] | None = None
     """Share of the on-policy ESS ratio that the rule `trustRegion` keeps for data of the largest
-    lag, or of 32 steps if that is more. If unset, 0.35. Raise it if rewards fall or dip; lower it
-    if the learning rate is scaled down while rewards rise steadily."""
+    lag, or of 32 steps if that is more, while tokens are sure; uncertain ones may lose more. If
+    unset, 0.35. Raise it if rewards fall or dip; lower it if the learning rate is scaled down while
+    rewards rise steadily."""
     on_policy_ess_ratio: Ratio | None = None
     """ESS ratio of whole trajectories at lag 0, where only the mismatch of rollout and learner
     acts; the learning-rate rule divides by it. If unset, it is measured on fresh tokens during the

@@ -11,12 +11,14 @@ The rate is the set rate times two factors that count differently:
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from pydantic import TypeAdapter
 
 from vcpo.algo.ess.trust_region import TARGET_BATCH, TrustRegion
 from vcpo.algo.ess.unit import EssKind, EssReading
+from vcpo.algo.ess.verdict import StepLimits
 from vcpo.api import VCPORunSpec
 from vcpo.api.learner import FINAL_LEARNING_RATE_RATIO, Optimizer, Schedule
 
@@ -35,6 +37,7 @@ class StepRate:
         self._updates_taken = 0
         self.region = spec.algorithm.trust_region
         """Bounds the rates; None when nothing does."""
+        self._limits = spec.algorithm.step_limits
 
     def base(self, steps_taken: int) -> float:
         """Return the rate that optimizer and schedule set for the next step.
@@ -51,10 +54,17 @@ class StepRate:
     def schedule(self, base_rate: float) -> float:
         return base_rate / self._settings.learning_rate
 
+    def limits(self, surprisal_nats: float | None) -> StepLimits:
+        """Return what bounds the next step, whose tokens have this mean of -log mu, if finite."""
+        if self.region is None:
+            return self._limits
+        self.region = self.region.read(surprisal_nats)
+        return replace(self._limits, target_ess_ratio=self.region.target)
+
     def observe(
         self, reading: EssReading, tokens_by_lag: Mapping[int, int], num_trajectories: int
     ) -> None:
-        """Take in the batch of the next step.
+        """Take in the batch of the next step, after its tokens (`limits`).
 
         tokens_by_lag: lags in policy versions.
         """

@@ -21,7 +21,7 @@ from vcpo.algo.coverage import on_policy_mean_weight
 from vcpo.algo.ess.calibration import MismatchCalibration
 from vcpo.algo.ess.importance_weights import LARGEST_LOG_RATIO, WeightMoments
 from vcpo.algo.ess.unit import EssKind, EssReading, EssUnit, ess_reading, ess_unit
-from vcpo.algo.ess.verdict import StepVerdict, judge_step
+from vcpo.algo.ess.verdict import StepLimits, StepVerdict, judge_step
 from vcpo.algo.health.diagnostics import TokenSums, diagnose, lag_breakdown, signal_and_noise
 from vcpo.algo.methods import KLPenalty, LossConfig
 from vcpo.api.algorithm import Algorithm
@@ -63,7 +63,7 @@ def may_have_advantage(rewards: Sequence[Sequence[float]], config: LossConfig) -
 def decide_step(
     unit: EssUnit,
     moments: WeightMoments,
-    algorithm: Algorithm,
+    limits: StepLimits,
     *,
     relative_error: float = 0.0,
     kl_per_token: float | None = None,
@@ -81,7 +81,7 @@ def decide_step(
     verdict = judge_step(
         reading.ess_ratio,
         reading.on_policy_ess_ratio,
-        algorithm.step_limits,
+        limits,
         chance_nats=reading.chance_nats,
         kl_per_token=kl_per_token,
     )

@@ -28,7 +28,7 @@ from torch import nn
 
 from vcpo.algo.ess.importance_weights import NonFiniteWeightError
 from vcpo.algo.ess.unit import EssReading
-from vcpo.algo.ess.verdict import RefusalReason, StepVerdict
+from vcpo.algo.ess.verdict import RefusalReason, StepLimits, StepVerdict
 from vcpo.algo.health.fresh_tokens import FreshBlock
 from vcpo.algo.health.guards import RateBackoff
 from vcpo.api import VCPORunSpec
@@ -212,7 +212,8 @@ class PolicyUpdate:
             result = self._refuse(pending.trajectories, batch)
         else:
             try:
-                result = self._take_or_skip(pending, batch, self._decide(batch))
+                limits = self.step_rate.limits(mean_surprisal(pending.trajectories))
+                result = self._take_or_skip(pending, batch, self._decide(batch, limits))
             except NonFiniteWeightError as error:
                 result = self._refuse(pending.trajectories, error)
         return replace(result, fresh=fresh, mismatch=review)
@@ -271,12 +272,12 @@ class PolicyUpdate:
         expected_weight = on_policy_weight(lengths, self._algorithm, self._mismatch.calibration)
         return self._gradient.compute(groups, policy_version, expected_weight, times, started_s)
 
-    def _decide(self, batch: BatchGradient) -> StepDecision:
+    def _decide(self, batch: BatchGradient, limits: StepLimits) -> StepDecision:
         unit = batch_ess_unit(batch.summary, self._algorithm, self._mismatch.calibration)
         return decide_step(
             unit,
             batch_moments(batch.summary, batch.record.log_ratios, unit),
-            self._algorithm,
+            limits,
             relative_error=self._mismatch.calibration.relative_error,
             kl_per_token=batch.sums.kl_per_token,
         )

@@ -25,7 +25,8 @@ from vcpo_rollout.weights.postprocess import NoiseSchedule
 
 def test_a_second_derivation_finds_the_same_numbers() -> None:
     errors = reference_parity.compare(batches=30, seed=1)
-    assert sorted(errors) == ["ess_ratio", "learning_rate_scale", "optimal_baseline"]
+    names = ["ess_ratio", "learning_rate_scale", "optimal_baseline", "region_target"]
+    assert sorted(errors) == names
     assert max(errors.values()) < 1e-10
 
 
@@ -132,7 +133,7 @@ def test_vcpo_steps_at_the_root_of_the_ess_ratio_and_restores_the_rate():
 
 def test_a_rule_continues_at_the_rate_that_a_saved_one_had_come_to():
     def train(rule, steps):
-        stale = torch.tensor([0.0, 2.0, -2.0, 1.0]), torch.full((4,), 8)
+        stale = torch.tensor([0.0, 2.0, -2.0, 1.0]), torch.full((4,), 8), torch.tensor(0.45)
         return [rule.step(*stale).rate for _ in range(steps)]
 
     whole, saved, resumed = (
@@ -141,6 +142,7 @@ def test_a_rule_continues_at_the_rate_that_a_saved_one_had_come_to():
     rates, _ = train(whole, 60), train(saved, 40)
     resumed.load_state_dict(json.loads(json.dumps(saved.state_dict())))
     assert train(resumed, 20) == rates[40:]
+    assert saved.state_dict()["surprisal_nats"] == pytest.approx(0.45)
     assert saved.state_dict()["means"][0]["mismatch_nats"] == pytest.approx(-math.log(0.6))
 
 

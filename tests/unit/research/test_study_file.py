@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from research.study import cell_spec, load_study, model_directory
-from research.tasks import WriteDigits
+from research.tasks import Alternate, WriteDigits
 from tests.fixtures.study import STUDY, study, study_document, with_more_seeds
 from vcpo.algo.baseline import Baseline
 from vcpo.algo.ess.verdict import LearningRateRule
@@ -102,7 +102,7 @@ def test_a_published_study_has_its_model_and_trains_for_twelve_times_its_largest
     assert {"method"} <= set.intersection(*(set(one.algorithm) for one in example.spec.methods))
 
 
-@pytest.mark.parametrize(("field", "value"), [("holdRateAtStep", 48), ("followsSurprisal", True)])
+@pytest.mark.parametrize(("field", "value"), [("holdRateAtStep", 48), ("fixedTarget", True)])
 def test_a_control_of_a_trust_region_needs_one(field, value):
     text = STUDY.replace("{name: plain, ", f"{{name: plain, {field}: {str(value).lower()}, ")
     (problem,) = problems(text)
@@ -118,3 +118,9 @@ def test_each_wanted_digit_that_repeats_none_before_it_is_a_twelfth_of_the_rewar
     # Of 1, 1, 9, 2 and 1 the second repeats, and only 9 is not of the prompt.
     assert (own.reward(prompt, "11921"), others.reward(prompt, "11921")) == (3 / 12, 1 / 12)
     assert (own.reward(prompt, "12" * 9), others.reward(prompt, "12" * 9)) == (1.0, 0.0)
+
+
+def test_each_digit_of_the_other_parity_than_the_one_before_is_a_twelfth_of_the_reward():
+    prompt, task = Prompt(text="", answer="000001"), Alternate(seed=0)
+    # Of 2, 3, 5 and x the 5 is odd as the 3, and x is no digit.
+    assert [task.reward(prompt, each) for each in ("235x", "23" * 9, "")] == [2 / 12, 1.0, 0.0]

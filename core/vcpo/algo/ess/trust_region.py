@@ -7,10 +7,11 @@ r"""Trust region on the drift over the lag: the rate at which data is still usab
 In runs e grows about as d does, e = a d, and d of H steps at the rate r is r sqrt(H), as of a
 random walk. So data that is H steps old misses e* nats at
 
-    r* = e* / (a sqrt(H)),      a = mean e / mean d,      e* = -log of the target.
+    r* = e* / (a sqrt(H)),      a = mean e / mean d,      e* = -max(1, h/h_0) log T.
 
 Means are of e and of d apart, so that chance around e = 0 cancels; what chance alone explains of a
-mean counts as 0. docs/inside/mathematics.md has memory, start and size of the batch.
+mean counts as 0. h is the surprisal of the tokens: the same nats are a smaller change of a policy
+whose tokens are uncertain. docs/inside/mathematics.md has memory, start and size of the batch.
 
 Source: this project's. The form follows trust regions in policy space (TRPO, arXiv 1502.05477).
 """
@@ -24,6 +25,12 @@ from vcpo.algo.ess.finite_batch import nats_at_size
 
 TARGET_ESS_RATIO: Final = 0.35
 """Share of the on-policy ESS ratio that data has left at the edge of the region."""
+
+SURE_SURPRISAL_NATS: Final = 0.3
+"""h_0: mean surprisal of a token, nats, up to which the target is T itself."""
+
+LEAST_TARGET: Final = 0.05
+"""Least share of the on-policy ESS ratio that uncertain tokens may have left, unless T is less."""
 
 TARGET_BATCH: Final = 64
 """Number of weights of the batches to which the target applies."""
@@ -106,7 +113,13 @@ class TrustRegion:
     """H, the age in steps at which data is to be usable; at least 0, which is no region."""
 
     target_ess_ratio: float = TARGET_ESS_RATIO
-    """Share of the on-policy ESS ratio that data of that age keeps, in (0, 1)."""
+    """T, the share of the on-policy ESS ratio that data of that age keeps, in (0, 1)."""
+
+    sure_surprisal_nats: float = SURE_SURPRISAL_NATS
+    """h_0, nats per token, above 0; infinity keeps the target at T."""
+
+    surprisal_nats: float | None = None
+    """h, the mean over the short steps of -log mu per token; None before the first batch."""
 
     squared_rates: tuple[float, ...] = ()
     """Squared learning rates of the last steps, at most H of them, oldest first; 0 for a skipped
@@ -127,6 +140,23 @@ class TrustRegion:
 
     start: float = 0.0
     """Rate of the horizon by the newest batch alone, at least 0; 0 once the horizon is full."""
+
+    @property
+    def target(self) -> float:
+        """Share of the on-policy ESS ratio that data of the horizon keeps now, in (0, 1)."""
+        power = max(1.0, (self.surprisal_nats or 0.0) / self.sure_surprisal_nats)
+        least = min(self.target_ess_ratio, LEAST_TARGET)
+        return max(least, math.pow(self.target_ess_ratio, power))
+
+    def read(self, surprisal_nats: float | None) -> Self:
+        """Return the region after the tokens of one more batch.
+
+        surprisal_nats: mean of -log mu per token; None, if it is not finite, leaves h as it is.
+        """
+        if surprisal_nats is None or self.horizon_steps == 0:
+            return self
+        before = surprisal_nats if self.surprisal_nats is None else self.surprisal_nats
+        return replace(self, surprisal_nats=_nearer(before, surprisal_nats, 1.0 / SHORT_STEPS))
 
     def observe(
         self,
@@ -164,7 +194,7 @@ class TrustRegion:
             # A near batch: its nats grow as d^2. Chance counts as drift, so luck allows no jump.
             near = replace(short, missing_nats=missing_nats + 2.0 * chance_nats, distance=distance)
             if (read := near.drift(0.0)) > 0.0:
-                allowed_nats = -math.log(self.target_ess_ratio)
+                allowed_nats = -math.log(self.target)
                 start = math.sqrt(allowed_nats * distance / (read * self.horizon_steps))
         else:
             peak = max(peak * (1.0 - 1.0 / PEAK_STEPS), long.drift(chance_nats))
@@ -181,7 +211,7 @@ class TrustRegion:
         rate = base_rate / self.horizon_steps if self.bound is None else GROWTH * self.bound
         rate = max(rate, self.start)
         if self.drift > 0.0:
-            allowed_nats = -math.log(self.target_ess_ratio)
+            allowed_nats = -math.log(self.target)
             rate = min(rate, allowed_nats / (self.drift * math.sqrt(self.horizon_steps)))
         return min(base_rate, max(rate, SMALLEST_SCALE * base_rate))
 
@@ -212,6 +242,7 @@ class TrustRegion:
             peak=saved.peak,
             bound=saved.bound,
             start=saved.start,
+            surprisal_nats=saved.surprisal_nats,
         )
 
     @property

@@ -134,6 +134,33 @@ def test_the_edge_is_where_the_nats_of_the_horizon_are_the_target():
     assert region.largest_rate(9.0) == pytest.approx(1.0)
 
 
+@pytest.mark.parametrize(
+    ("batches", "target"),
+    [
+        ([], 0.35),
+        ([None], 0.35),
+        ([0.2], 0.35),
+        ([0.6], 0.35**2),
+        ([0.3, 1.3], 0.35 ** (4 / 3)),  # a tenth of the way to the second
+        ([0.6, None], 0.35**2),
+        ([5.0], 0.05),
+    ],
+)
+def test_a_region_allows_more_nats_the_less_sure_the_tokens_are(batches, target):
+    drift = 1.0 / (1e-4 * math.sqrt(32))
+    region = TrustRegion(horizon_steps=32, drift=drift, bound=1e-3)
+    for surprisal_nats in batches:
+        region = region.read(surprisal_nats)
+    assert region.target == pytest.approx(target)
+    assert region.largest_rate(1e-3) == pytest.approx(-1e-4 * math.log(target))
+
+
+def test_uncertain_tokens_lower_no_target_below_the_least_and_raise_none():
+    assert TrustRegion(horizon_steps=8, target_ess_ratio=0.02).read(5.0).target == 0.02
+    assert TrustRegion(horizon_steps=0).read(5.0).target == 0.35
+    assert TrustRegion(horizon_steps=8, sure_surprisal_nats=math.inf).read(5.0).target == 0.35
+
+
 def test_what_chance_explains_of_a_mean_is_no_drift():
     # A mean over 10 steps is one of 19 batches: it scatters by 1 / sqrt(19) of one.
     found = DriftMeans(steps=10, missing_nats=0.1, distance=0.5)
@@ -269,7 +296,7 @@ def test_only_the_steps_of_the_horizon_are_remembered():
 def test_a_restored_region_allows_what_the_saved_one_did():
     region = TrustRegion(horizon_steps=3)
     for nats in (0.0, 0.3, 0.8, 0.4):
-        region = region.observe(nats, {2: 5}).step(BASE / 3, BASE / 2)
+        region = region.read(0.7 + nats).observe(nats, {2: 5}).step(BASE / 3, BASE / 2)
     assert region.peak > 0.0
     kind = TypeAdapter(TrustRegion)
     saved = kind.validate_python(kind.dump_python(region))

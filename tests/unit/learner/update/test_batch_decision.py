@@ -44,7 +44,9 @@ def decision_on(groups, *, calibration=UNCALIBRATED, kl_per_token=None, **algori
     unit = batch_ess_unit(batch, settings, calibration)
     moments = batch_moments(batch, torch.empty(0), unit)
     error = calibration.relative_error
-    return decide_step(unit, moments, settings, relative_error=error, kl_per_token=kl_per_token)
+    return decide_step(
+        unit, moments, settings.step_limits, relative_error=error, kl_per_token=kl_per_token
+    )
 
 
 def advantages_of(group, **algorithm):

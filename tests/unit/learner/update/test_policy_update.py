@@ -3,6 +3,8 @@ import math
 import re
 import sys
 from dataclasses import replace
+from itertools import chain
+from statistics import fmean
 
 import pytest
 import torch
@@ -73,13 +75,15 @@ def test_the_rate_is_that_of_the_spec_times_schedule_scale_and_backoff():
     assert second.learning_rate == pytest.approx(rate)
 
 
-def region_rates(base, batches, *, target, horizon):
+def region_rates(base, batches, *, sure_target, horizon):
     """Rates of a trust region's steps, as its formulas say.
 
-    batches: ESS ratio of four weights, and lag in steps.
+    batches: ESS ratio of four weights, lag in steps, and surprisal in nats per token.
     """
-    squares, nats, distance, bound = [], 0.0, 0.0, None
-    for ratio, lag in batches:
+    squares, nats, distance, bound, unsure = [], 0.0, 0.0, None, batches[0][2]
+    for ratio, lag, surprisal in batches:
+        unsure = 0.9 * unsure + 0.1 * surprisal
+        target = max(0.05, sure_target ** max(1.0, unsure / 0.3))
         walked, start = math.sqrt(sum(squares[-lag:])) if lag else 0.0, 0.0
         if walked > 0.0:  # means of about ten steps, and at first the newest, which grows as d^2
             newest = nats_at_size(-math.log(ratio), 4, 64)
@@ -114,8 +118,9 @@ def test_the_rates_of_a_trust_region_are_those_of_its_formulas_step_by_step():
         ]
         group = [with_log_weight(model, *row) for row in zip(rows, weights, strict=True)]
         found.append(update.step([group], policy_version=version).learning_rate)
-        batches.append((ratios[id(weights)], lag))
-    expected = list(region_rates(1e-3, batches, target=0.9, horizon=32))
+        surprisal = -fmean(chain.from_iterable(each.rollout_logprobs for each in group))
+        batches.append((ratios[id(weights)], lag, surprisal))
+    expected = list(region_rates(1e-3, batches, sure_target=0.9, horizon=32))
     assert found == pytest.approx(expected, rel=1e-6)
 
 

@@ -350,7 +350,9 @@ def scale_of(calibration, log_ratios):
     )
     unit = batch_ess_unit(batch, settings, calibration)
     moments = batch_moments(batch, torch.tensor(log_ratios.ravel()), unit)
-    decided = decide_step(unit, moments, settings, relative_error=calibration.relative_error)
+    decided = decide_step(
+        unit, moments, settings.step_limits, relative_error=calibration.relative_error
+    )
     reading = decided.reading
     return min(1.0, math.sqrt(reading.ess_ratio / reading.on_policy_ess_ratio))
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from research.cells.experiment import HeldRegion, SurprisalRegion
+from research.cells.experiment import HeldRegion
 from vcpo.algo.ess.trust_region import TrustRegion
 
 LAG_1 = {1: 10}
@@ -38,21 +38,3 @@ def test_from_its_step_on_the_rate_is_that_of_the_step_whatever_batches_show(mis
 def test_the_region_itself_goes_on():
     region = after(TrustRegion(horizon_steps=32), 20, 0.3)
     assert after(region, 50, 0.0).bound > region.bound
-
-
-@pytest.mark.parametrize(
-    ("batches", "allowed"),
-    [
-        ([], 1.0),
-        ([0.2], 1.0),
-        ([0.6], 2.0),
-        ([0.3, 1.3], 4 / 3),
-        ([5.0], math.log(0.05) / math.log(0.35)),
-    ],
-)
-def test_a_region_allows_more_nats_the_less_sure_the_tokens_are(batches, allowed):
-    drift = -math.log(0.35) / (1e-4 * math.sqrt(32))
-    region = SurprisalRegion.of(TrustRegion(horizon_steps=32, drift=drift, bound=1e-3))
-    for surprisal_nats in batches:
-        region = region.read(surprisal_nats)
-    assert region.largest_rate(1e-3) == pytest.approx(1e-4 * allowed)
