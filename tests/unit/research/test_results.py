@@ -82,3 +82,9 @@ def test_a_number_that_is_not_of_the_records_is_told(tmp_path, page, before, aft
     facts = facts_of(json.loads((ROOT / "research" / "results.json").read_text(encoding="utf-8")))
     _, problems = check(tmp_path, facts)
     assert any(each.startswith(page) and problem in each for each in problems)
+
+
+def test_a_condition_at_two_rates_has_a_final_accuracy_for_each():
+    rows = [{"method": "m", "lag": 16, "rate": rate, "final": rate * 10} for rate in (4e-4, 1.2e-4)]
+    facts = facts_of({"cells": 2, "studies": {}, "conditions": {"c": rows}})
+    assert (facts["c/m/16/4e-04"], facts["c/m/16/1e-04"]) == (4e-3, pytest.approx(1.2e-3))

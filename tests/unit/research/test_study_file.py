@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 
 from research.study import cell_spec, load_study, model_directory
-from research.tasks import Alternate, WriteDigits
+from research.tasks import Alternate, Sums, WriteDigits
 from tests.fixtures.study import STUDY, study, study_document, with_more_seeds
 from vcpo.algo.baseline import Baseline
 from vcpo.algo.ess.verdict import LearningRateRule
 from vcpo.api import SpecError
-from vcpo_rollout.environments import Prompt
+from vcpo_rollout.environments import Prompt, Split
 
 STUDIES = Path(__file__).resolve().parents[3] / "examples" / "studies"
 EXAMPLES = sorted(STUDIES.glob("*.yaml"))
@@ -124,3 +124,26 @@ def test_each_digit_of_the_other_parity_than_the_one_before_is_a_twelfth_of_the_
     prompt, task = Prompt(text="", answer="000001"), Alternate(seed=0)
     # Of 2, 3, 5 and x the 5 is odd as the 3, and x is no digit.
     assert [task.reward(prompt, each) for each in ("235x", "23" * 9, "")] == [2 / 12, 1.0, 0.0]
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_the_first_512_held_out_sums_are_distinct_and_never_trained_on(seed):
+    task = Sums(seed=seed)
+
+    def numbers(split, index):
+        text = task.prompt(split, index).text.removesuffix("=")
+        return tuple(sorted(int(each) for each in text.split("+")))
+
+    held_out = {numbers(Split.EVALUATION, index) for index in range(512)}
+    trained = {numbers(Split.TRAIN, index) for index in range(10_000)}
+    assert len(held_out) == 512
+    assert not held_out & trained
+    assert len(trained) > 2000
+
+
+def test_a_sum_is_right_as_a_whole_only():
+    prompt = Sums(seed=0).prompt(Split.EVALUATION, 0)
+    first, second = prompt.text.removesuffix("=").split("+")
+    total = int(first) + int(second)
+    rewards = [Sums(seed=0).reward(prompt, each) for each in (f" {total}", f"{total}0", "", "x")]
+    assert rewards == [1.0, 0.0, 0.0, 0.0]
