@@ -191,10 +191,11 @@ class TrustRegion:
         )
         peak, start = self.peak, 0.0
         if len(self.squared_rates) < self.horizon_steps:
-            # A near batch: its nats grow as d^2. Chance counts as drift, so luck allows no jump.
+            # A near batch: its nats grow as d^2. Chance counts as drift, so luck allows no jump. An
+            # early drift stays, so uncertain tokens allow none either.
             near = replace(short, missing_nats=missing_nats + 2.0 * chance_nats, distance=distance)
             if (read := near.drift(0.0)) > 0.0:
-                allowed_nats = -math.log(self.target)
+                allowed_nats = -math.log(self.target_ess_ratio)
                 start = math.sqrt(allowed_nats * distance / (read * self.horizon_steps))
         else:
             peak = max(peak * (1.0 - 1.0 / PEAK_STEPS), long.drift(chance_nats))

@@ -87,7 +87,7 @@ def region_rates(base, batches, *, sure_target, horizon):
         walked, start = math.sqrt(sum(squares[-lag:])) if lag else 0.0, 0.0
         if walked > 0.0:  # means of about ten steps, and at first the newest, which grows as d^2
             newest = nats_at_size(-math.log(ratio), 4, 64)
-            start = walked * math.sqrt(-math.log(target) / newest / horizon)
+            start = walked * math.sqrt(-math.log(sure_target) / newest / horizon)
             nats, distance = 0.9 * nats - 0.1 * math.log(ratio), 0.9 * distance + 0.1 * walked
         allowed = base / horizon if bound is None else max(2.0 * bound, start)
         if nats > 0.0:
