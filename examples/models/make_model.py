@@ -60,6 +60,8 @@ class Recipe:
     num_layers: int = 3
     learn_rate: float = 2e-3
     """Highest learning rate of the first stage."""
+    warmup_steps: int = 50
+    """Of each stage."""
     is_pretrained: bool = False
     """Whether it begins as `smollm2`, whose size it has, and ends in its number format."""
 
@@ -167,11 +169,12 @@ RECIPES: Final[Mapping[str, Recipe]] = {
                 error_rate=0.0,
             )
         },
-        learn_steps=100,
+        learn_steps=72,
         blur_steps=0,
         batch_size=32,
         max_turn_tokens=4,
         learn_rate=2e-4,
+        warmup_steps=16,
         is_pretrained=True,
     ),
 }
@@ -205,7 +208,8 @@ def make(recipe: Recipe, output: Path, seed: int) -> dict[str, float]:
     torch.manual_seed(seed)
     if recipe.is_pretrained:
         tokenizer, model = smollm2.load(output.with_name(smollm2.NAME))
-        with torch.autocast("cpu", torch.bfloat16):
+        # A cache would hold the weights of the first step.
+        with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
             result = train(recipe, model, tokenizer, seed)
         model.to(torch.bfloat16)  # type: ignore[arg-type] # transformers wraps torch's method
     else:
@@ -241,6 +245,7 @@ def train(
             steps=steps,
             batch_size=recipe.batch_size,
             learning_rate=learning_rate,
+            warmup_steps=recipe.warmup_steps,
         )
         for name, environment in environments.items():
             for choice in ("sampled", "greedy"):

@@ -99,7 +99,7 @@ def _tokens_and_labels(
     return tokens, labels
 
 
-def learning_rate_scale(step: int, steps: int, warmup_steps: int = 50) -> float:
+def learning_rate_scale(step: int, steps: int, warmup_steps: int) -> float:
     """Return the factor on the learning rate: linear warm-up, then half a cosine down to 0."""
     return min(1.0, (step + 1) / warmup_steps) * 0.5 * (1 + math.cos(math.pi * step / steps))
 
@@ -113,6 +113,7 @@ def train(
     steps: int,
     batch_size: int,
     learning_rate: float,
+    warmup_steps: int = 50,
 ) -> None:
     """Fit the model to demonstrations in place, and print a line of progress now and then.
 
@@ -122,11 +123,11 @@ def train(
     started = time.monotonic()
     for step in range(steps):
         for group in optimizer.param_groups:
-            group["lr"] = learning_rate * learning_rate_scale(step, steps)
+            group["lr"] = learning_rate * learning_rate_scale(step, steps, warmup_steps)
         ids, labels = token_batch(tokenizer, [next(pairs) for _ in range(batch_size)])
         logits = model(input_ids=ids).logits[:, :-1]
         loss = nn.functional.cross_entropy(
-            logits.flatten(0, 1), labels[:, 1:].flatten(), ignore_index=IGNORED
+            logits.flatten(0, 1).float(), labels[:, 1:].flatten(), ignore_index=IGNORED
         )
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call] # torch does not type it

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -8,7 +9,8 @@ from vcpo_rollout.environments import Split, make_environment
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from transformers import AutoTokenizer
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from examples.models import make_model, warm_start
 from examples.models.demonstrations import Part
@@ -74,3 +76,22 @@ def test_only_what_the_model_writes_has_labels():
         "12<eos>",
     ]
     assert tokenizer.decode(ids[0]) == "a=1: 1+2<eos>=3\n<answer>3</answer><eos>"
+
+
+def test_a_recipe_from_a_pretrained_model_learns_with_the_weights_of_each_step(
+    tmp_path, monkeypatch, capsys
+):
+    tokenizer = warm_start.build_tokenizer()
+
+    def load(folder):
+        return tokenizer, warm_start.build_model(tokenizer)
+
+    monkeypatch.setattr(make_model.smollm2, "load", load)
+    recipe = replace(
+        make_model.RECIPES["sums"], learn_steps=100, learn_rate=5e-3, warmup_steps=10, batch_size=16
+    )
+    make_model.make(recipe, tmp_path / "made", seed=0)
+    loss = float(capsys.readouterr().out.split("loss ")[1].split()[0])
+    assert loss < 2.2  # of ten digits at random: log 10 = 2.3
+    made = AutoModelForCausalLM.from_pretrained(tmp_path / "made")
+    assert made.dtype is torch.bfloat16
