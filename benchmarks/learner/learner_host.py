@@ -8,6 +8,9 @@
               read and dropped. `peak`: the largest during one step, over the same start; it also
               holds one micro-batch of the model, which is one trajectory.
 
+    ranks     on 2 and 4 ranks: bytes that rank 0 sends to another one in a step, for a response
+              token, and CPU milliseconds of each rank's thread without its tensors.
+
 The model's logits do not depend on its inputs. For time, its vocabulary is 8; for memory it is 260,
 as CPython shares the integers below 257. The baseline of `vcpo` is the group's mean.
 
@@ -22,6 +25,7 @@ import json
 import math
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -32,9 +36,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from benchmarks.harness.apart import said_apart
 from benchmarks.harness.made import run_spec
 from benchmarks.harness.measures import parser_of, peak_resident_bytes, resident_bytes
+from tests.fixtures.learner.models import llama, seeded_model
+from tests.fixtures.learner.ranks import run_ranks
 from vcpo.api import VCPORunSpec
+from vcpo.wire.packing import ExpertRoutes
 from vcpo.wire.trajectory import Trajectory, trajectory_from_message
 from vcpo.wire.v1 import work_pb2
+from vcpo_learner.forward.policy_network import PolicyNetwork
+from vcpo_learner.ranks.commands import Commands, Groups
+from vcpo_learner.ranks.ranks import Ranks
+from vcpo_learner.ranks.sharding import place_model
 from vcpo_learner.update.policy_update import PolicyUpdate
 
 TIMED_VOCABULARY = 8
@@ -88,14 +99,18 @@ def read_groups(messages: Sequence[bytes]) -> list[list[Trajectory]]:
 class TensorTime(TorchDispatchMode):
     """Adds up the seconds of operations on tensors, while it is entered."""
 
+    clock = staticmethod(time.perf_counter)
     seconds = 0.0
+    sent_bytes = 0
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        started_s = time.perf_counter()
+        started_s = self.clock()
         result = func(*args, **(kwargs or {}))
-        self.seconds += time.perf_counter() - started_s
+        self.seconds += self.clock() - started_s
+        if str(func) in ("c10d.broadcast_.default", "c10d.scatter_.default"):  # from rank 0
+            self.sent_bytes += sum(each.nbytes for each in args[0])
         return result
 
 
@@ -116,6 +131,23 @@ def host_seconds(method: str, size: tuple[int, int], repeats: int) -> dict[str, 
         seconds = {"read": read_s - started_s, "step": step_s - tensors.seconds}
         least = {name: min(least[name], seconds[name]) for name in least}
     return least
+
+
+def rank_figures(ranks: Ranks, groups: Groups, steps: int) -> tuple[float, float]:
+    """Bytes from rank 0 in a step of a tiny model, and host milliseconds of one."""
+    size = len(groups) * GROUP_SIZE, groups[0][0].num_sampled_tokens
+    network, spec = PolicyNetwork(seeded_model(llama)), _spec("vcpo", size, GROUP_SIZE)
+    place_model(network, ranks, spec.learner.number_format)
+    commands = Commands(ranks)
+    update = PolicyUpdate(network, spec, pad_token_id=0, ranks=ranks, commands=commands)
+    tensors, started_s = TensorTime(), time.thread_time()
+    tensors.clock = time.thread_time  # type: ignore[method-assign]
+    with tensors:
+        for _ in range(steps if ranks.is_leader else 0):
+            update.step(groups, policy_version=POLICY_VERSION)
+        (commands.stop if ranks.is_leader else commands.follow)()
+    host_s = time.thread_time() - started_s - tensors.seconds
+    return tensors.sent_bytes / steps, host_s / steps * 1e3
 
 
 def memory_bytes(method: str, size: tuple[int, int]) -> dict[str, int]:
@@ -169,6 +201,7 @@ def main() -> None:
         timed=(["64x512", "64x4096"], "sizes"),
         measured=(["64x512", "2048x8192"], "sizes"),
         repeats=(15, "timed steps of each size"),
+        routes=(0, "bytes of a token's experts on ranks; 384 are 8 in each of 48 layers"),
     )
     parser.add_argument("--memory-of", choices=METHODS, help="print one method's memory, only")
     arguments = parser.parse_args()
@@ -184,6 +217,7 @@ def main() -> None:
         "host_bytes_per_token": memory[arguments.measured[-1]]["held"],
         "ms": times,
         "bytes_per_token": memory,
+        "ranks": {num: figures_of(num, arguments.timed[0], arguments.routes) for num in (2, 4)},
     }
     print(json.dumps(line))
 
@@ -204,6 +238,22 @@ def times_of(names: Sequence[str], repeats: int) -> dict[str, dict[str, float]]:
         found[method]["host_us_per_token"] = round((totals[-1] - totals[0]) / tokens * 1e6, 4)
         print(f"{method}: {found[method]}", flush=True)
     return found
+
+
+def figures_of(num_ranks: int, name: str, route_bytes: int) -> dict[str, Any]:
+    """Bytes per token to a rank other than 0, and milliseconds of each, by `rank_figures`."""
+    size = parse_size(name)
+    groups = read_groups(make_messages(*size, TIMED_VOCABULARY))
+    if route_bytes:
+        groups = [[_with_routes(one, route_bytes) for one in group] for group in groups]
+    found = run_ranks(num_ranks, lambda ranks: rank_figures(ranks, groups, steps=5))
+    return {"sent_bytes": found[1][0] / math.prod(size), "ms": [each for _, each in found]}
+
+
+def _with_routes(one: Trajectory, route_bytes: int) -> Trajectory:
+    experts = bytes(route_bytes * one.num_sampled_tokens)
+    routes = ExpertRoutes(experts=experts, num_layers=1, num_choices=route_bytes)
+    return replace(one, expert_routes=routes)
 
 
 def bytes_of(name: str) -> dict[str, float]:

@@ -133,8 +133,10 @@ def _logprobs(
     lengths = [len(each) for each in trajectories]
     tokens = BatchTokens(
         num_tokens=lengths,
-        token_ids=[torch.tensor(each, device=device) for each in trajectories],
-        is_trained=[torch.arange(length, device=device) > 0 for length in lengths],
+        token_ids={at: torch.tensor(each, device=device) for at, each in enumerate(trajectories)},
+        is_trained={
+            at: torch.arange(length, device=device) > 0 for at, length in enumerate(lengths)
+        },
     )
     batch = tokens.micro_batch(range(len(lengths)), 0, packs=packs)
     logprobs = network.score(batch, Wanted()).logprobs

@@ -1,7 +1,7 @@
 """Trajectories as tensors of tokens, a batch of them or a micro-batch."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Final
 
@@ -13,6 +13,7 @@ from vcpo.wire.packing import ExpertRoutes, pack_token_ids
 from vcpo.wire.trajectory import Trajectory
 from vcpo_learner.device import to_device
 from vcpo_learner.forward.packed_rows import PackedRow, pack_row
+from vcpo_learner.ranks.ranks import Ranks
 
 UNKNOWN: Final = -1
 """Number that stands in the place of an expert where the router chooses for itself."""
@@ -44,16 +45,43 @@ class TokenBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class BatchTokens:
-    """The tokens of a batch of trajectories, on the model's device."""
+    """The tokens of a batch of trajectories on the model's device, by position in the batch."""
 
     num_tokens: Sequence[int]
     """[B] prompt and response together."""
-    token_ids: Sequence[Tensor]
-    """[B] of [tokens] int32, prompt and response; views of one tensor."""
-    is_trained: Sequence[Tensor]
-    """[B] of [tokens] bool, views of one tensor; True if the behavior policy sampled the token."""
-    expert_routes: Sequence[Tensor | None] = ()
-    """[B] of [first tokens, layers, choices] uint8 or uint16, on the CPU; empty: none is known."""
+    token_ids: dict[int, Tensor] = field(default_factory=dict)
+    """[tokens] int32, prompt and response."""
+    is_trained: dict[int, Tensor] = field(default_factory=dict)
+    """[tokens] bool; True if the behavior policy sampled the token."""
+    expert_routes: dict[int, Tensor] = field(default_factory=dict)
+    """[first tokens, layers, choices] uint8 or uint16, on the CPU; only where they are known."""
+
+    def bring(self, wanted: Sequence[Iterable[int]]) -> None:
+        """Get what this rank lacks of the trajectories that it is about to run.
+
+        All ranks call it together. wanted: [ranks] positions, the same on all of them.
+        """
+
+    def lay_out(self, trajectories: Mapping[int, Trajectory], device: torch.device) -> None:
+        """Add trajectories, by position; their tensors are views of one."""
+        packed = [
+            (pack_token_ids(one.prompt_token_ids), pack_token_ids(one.response_token_ids))
+            for one in trajectories.values()
+        ]
+        ids = torch.frombuffer(bytearray().join(chain.from_iterable(packed)), dtype=torch.int32)
+        is_trained = torch.ones(len(ids), dtype=torch.bool)
+        num_tokens = [self.num_tokens[at] for at in trajectories]
+        rows = torch.split(is_trained, num_tokens)
+        for (at, one), row in zip(trajectories.items(), rows, strict=True):
+            start = len(one.prompt_token_ids)
+            row[:start] = False
+            for span in one.inserted_spans:
+                row[start + span.start : start + span.end] = False
+            if one.expert_routes is not None:
+                self.expert_routes[at] = _routes(one.expert_routes)
+        for target, values in ((self.token_ids, ids), (self.is_trained, is_trained)):
+            parts = torch.split(to_device(values, device), num_tokens)
+            target.update(zip(trajectories, parts, strict=True))
 
     def micro_batch(
         self,
@@ -83,7 +111,7 @@ class BatchTokens:
 
     def _padded_routes(self, positions: Sequence[int], input_ids: Tensor) -> Tensor | None:
         """The routes of some trajectories, laid out as their tokens [batch, width]."""
-        own = [self.expert_routes[at] for at in positions] if self.expert_routes else []
+        own = [self.expert_routes.get(at) for at in positions]
         known = next((each for each in own if each is not None), None)
         if known is None:
             return None
@@ -94,46 +122,64 @@ class BatchTokens:
         return padded.to(input_ids.device)
 
 
-def _routes(routes: ExpertRoutes | None) -> Tensor | None:
-    if routes is None:
-        return None
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TokensOnRanks(BatchTokens):
+    """Tokens that rank 0 has; it gives another rank those of a trajectory that this first runs."""
+
+    trajectories: Sequence[Trajectory]
+    """[B]; on other ranks than 0 their tokens are not read."""
+    ranks: Ranks
+    held: Sequence[set[int]]
+    """[ranks] positions whose tokens each rank has laid out."""
+
+    def bring(self, wanted: Sequence[Iterable[int]]) -> None:
+        lacking = [sorted(set(own) - held) for own, held in zip(wanted, self.held, strict=True)]
+        for held, positions in zip(self.held, lacking, strict=True):
+            held.update(positions)
+        if not any(lacking):
+            return
+        given = lacking if self.ranks.is_leader else []
+        parts = [{at: _for_layout(self.trajectories[at]) for at in own} for own in given]
+        if own := self.ranks.hand_out(parts):
+            self.lay_out(own, self.ranks.device)
+
+
+def _for_layout(one: Trajectory) -> Trajectory:
+    """Return a trajectory with its tokens, and without most that every rank knows."""
+    return replace(
+        one, rollout_logprobs=(), version_spans=(), reward_parts={}, question="", answer=""
+    )
+
+
+def _routes(routes: ExpertRoutes) -> Tensor:
     dtype = torch.uint16 if routes.is_wide else torch.uint8
     shape = routes.num_tokens, routes.num_layers, routes.num_choices
     return torch.frombuffer(bytearray(routes.experts), dtype=dtype).view(shape)
 
 
-def batch_tokens(trajectories: Sequence[Trajectory], device: torch.device) -> BatchTokens:
+def batch_tokens(
+    trajectories: Sequence[Trajectory], device: torch.device, ranks: Ranks | None = None
+) -> BatchTokens:
     """Return the tokens of trajectories as tensors on a device, in their order.
+
+    ranks: if there are several, each has tokens only after `bring`.
 
     Raises: ValueError if there is no trajectory, or one lacks a prompt or a response token.
     """
     if not trajectories:
         raise ValueError("trajectories is empty: at least one is needed")
-    packed = [
-        (pack_token_ids(each.prompt_token_ids), pack_token_ids(each.response_token_ids))
-        for each in trajectories
-    ]
-    for trajectory, (prompt, response) in zip(trajectories, packed, strict=True):
-        if not (prompt and response and trajectory.rollout_logprobs):
-            _refuse_missing_tokens(trajectory)
-    token_ids = torch.frombuffer(bytearray().join(chain.from_iterable(packed)), dtype=torch.int32)
-    num_prompt_tokens = [len(prompt) // token_ids.itemsize for prompt, _ in packed]
-    num_tokens = [
-        start + len(response) // token_ids.itemsize
-        for start, (_, response) in zip(num_prompt_tokens, packed, strict=True)
-    ]
-    is_trained = torch.ones(len(token_ids), dtype=torch.bool)
-    rows = zip(torch.split(is_trained, num_tokens), num_prompt_tokens, trajectories, strict=True)
-    for row, start, trajectory in rows:
-        row[:start] = False
-        for span in trajectory.inserted_spans:
-            row[start + span.start : start + span.end] = False
-    return BatchTokens(
-        num_tokens=num_tokens,
-        token_ids=torch.split(to_device(token_ids, device), num_tokens),
-        is_trained=torch.split(to_device(is_trained, device), num_tokens),
-        expert_routes=[_routes(each.expert_routes) for each in trajectories],
-    )
+    for each in trajectories:
+        if not (each.prompt_token_ids and each.response_token_ids and each.rollout_logprobs):
+            _refuse_missing_tokens(each)
+    num_tokens = [len(one.prompt_token_ids) + len(one.response_token_ids) for one in trajectories]
+    if ranks is not None and ranks.communication is not None:
+        held: list[set[int]] = [set() for _ in range(ranks.size)]
+        return TokensOnRanks(
+            num_tokens=num_tokens, trajectories=trajectories, ranks=ranks, held=held
+        )
+    tokens = BatchTokens(num_tokens=num_tokens)
+    tokens.lay_out(dict(enumerate(trajectories)), device)
+    return tokens
 
 
 def token_batch(
@@ -149,9 +195,9 @@ def token_batch(
 
 
 def _refuse_missing_tokens(trajectory: Trajectory) -> None:
-    for field in ("prompt_token_ids", "response_token_ids", "rollout_logprobs"):
-        if not getattr(trajectory, field):
+    for name in ("prompt_token_ids", "response_token_ids", "rollout_logprobs"):
+        if not getattr(trajectory, name):
             raise ValueError(
-                f"{field} of trajectory {trajectory.trajectory_id!r} is empty: "
+                f"{name} of trajectory {trajectory.trajectory_id!r} is empty: "
                 "a policy scores at least one token, given at least one"
             )

@@ -13,6 +13,7 @@ end, and say which rank was the cause.
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial, wraps
 from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
@@ -179,7 +180,8 @@ def on_every_rank(
 ) -> Callable[Concatenate[_OnRanks, _Given], _Result]:
     """Have all ranks do a method together, with the same arguments, when rank 0 calls it.
 
-    The others call it as the handler of a command: `Commands.on`.
+    The others call it as the handler of a command: `Commands.on`. They get trajectories
+    `without_tokens`.
     """
 
     @wraps(method)
@@ -188,9 +190,30 @@ def on_every_rank(
         commands = self.commands
         if commands is None or not commands.leads:
             return work()
-        return commands.call(method.__name__, work, *args, **fields)
+        told = map(without_tokens, args)
+        return commands.call(method.__name__, work, *told, **fields)
 
     return together
+
+
+def without_tokens(given: Any) -> Any:
+    """Return trajectories, or groups of them, with what all ranks need; else what is given.
+
+    Of token ids that is their number; of log-probabilities, versions and reward all.
+    """
+    if isinstance(given, list | tuple):
+        return [without_tokens(each) for each in given]
+    if not isinstance(given, Trajectory):
+        return given
+    return replace(
+        given,
+        prompt_token_ids=range(len(given.prompt_token_ids)),
+        response_token_ids=range(len(given.response_token_ids)),
+        expert_routes=None,
+        reward_parts={},
+        question="",
+        answer="",
+    )
 
 
 def _noted(communication: Communication, ranks: Ranks) -> dict[int, str]:

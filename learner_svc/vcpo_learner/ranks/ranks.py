@@ -17,10 +17,10 @@ from __future__ import annotations
 import os
 import socket
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Final
+from typing import Any, Final, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -32,6 +32,7 @@ from vcpo.api.learner import Learner
 from vcpo.service.lifecycle import StartError
 from vcpo.wire.access.tls import is_loopback
 
+_Part = TypeVar("_Part")
 _AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 
 
@@ -178,6 +179,19 @@ class Ranks:
         if self.communication is not None and len(values):
             dist.all_reduce(values, group=self.communication.mesh[SHARD].get_group())
         return values
+
+    def hand_out(self, parts: Sequence[_Part]) -> _Part:
+        """Return this rank's part of what rank 0 has, by a message as long as the largest part.
+
+        parts: [ranks] that pickle; on other ranks than 0 they are not read.
+        """
+        if self.communication is None:
+            return parts[0]
+        found: list[Any] = [None]
+        others = [None, *parts[1:]] if self.is_leader else None
+        dist.scatter_object_list(found, others, group=self.communication.control)
+        own: _Part = parts[0] if self.is_leader else found[0]
+        return own
 
     def least(self, value: int) -> int:
         if self.communication is None:

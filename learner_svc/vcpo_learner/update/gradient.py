@@ -125,7 +125,7 @@ class GradientAccumulation:
         Raises: NonFiniteWeightError if a weight or a norm is not a number.
         """
         trajectories = list(chain.from_iterable(groups))
-        tokens = batch_tokens(trajectories, self.runner.device)
+        tokens = batch_tokens(trajectories, self.runner.device, self._ranks)
         record = self._empty_record(trajectories, policy_version)
         shaped = shaped_rewards(record, self._config)
         rewards: list[float] = shaped.tolist()
@@ -227,7 +227,7 @@ class GradientAccumulation:
     def score_only(self, trajectories: Sequence[Trajectory], policy_version: int) -> BatchRecord:
         """Return the record of trajectories beside the batch, scored without a gradient."""
         record = self._empty_record(trajectories, policy_version)
-        tokens = batch_tokens(trajectories, self.runner.device)
+        tokens = batch_tokens(trajectories, self.runner.device, self._ranks)
         self._write_logprobs(record, tokens, range(len(trajectories)))
         self._ranks.share(record.learner_logprobs)
         release(self.runner.network)

@@ -35,6 +35,7 @@ from vcpo_learner.ranks.sharding import is_sharded
 from vcpo_learner.schedule.micro_steps import (
     MeshPlace,
     MicroBatchBudget,
+    ScheduledGroups,
     fit,
     group_micro_steps,
     micro_steps,
@@ -152,9 +153,11 @@ class MicroBatchRunner:
         """
         lengths = [tokens.num_tokens[at] for at in positions]
         schedule = micro_steps(lengths, self._place.num_ranks, self._budget)
-        for ranks in [[range(len(positions))]] if whole else schedule:
-            own = [positions[index] for index in ranks[self._place.rank]]
-            batch = self._micro_batch(tokens, own, positions)
+        plan = [
+            [[positions[index] for index in own] for own in step]
+            for step in ([[range(len(positions))]] if whole else schedule)
+        ]
+        for own, batch in self._own(tokens, plan, positions):
             yield MicroStep(positions=own, batch=batch, is_idle=not own)
 
     def split_groups(
@@ -164,26 +167,40 @@ class MicroBatchRunner:
         lengths = [[tokens.num_tokens[at] for at in group] for group in groups]
         place = self._place
         schedule = group_micro_steps(lengths, place.num_replicas, place.num_shards, self._budget)
-        for step in schedule[place.replica]:
-            members = [
-                [groups[number][at] for at in chosen]
-                for number, chosen in zip(step.groups, step.shards[place.shard], strict=True)
+        plan = [
+            [
+                list(chain.from_iterable(_members(groups, step, shard)))
+                for step in steps
+                for shard in range(place.num_shards)
             ]
-            own = list(chain.from_iterable(members))
+            for steps in zip(*schedule, strict=True)
+        ]
+        runs = self._own(tokens, plan, list(chain.from_iterable(groups)))
+        for step, (own, batch) in zip(schedule[place.replica], runs, strict=True):
             yield GroupMicroStep(
                 positions=own,
-                batch=self._micro_batch(tokens, own, list(chain.from_iterable(groups))),
+                batch=batch,
                 is_idle=not own,
                 numbers=step.groups,
-                members=members,
+                members=_members(groups, step, place.shard),
                 is_last=step.is_last,
             )
 
-    def _micro_batch(
-        self, tokens: BatchTokens, own: Sequence[int], among: Sequence[int]
-    ) -> TokenBatch:
-        chosen = own or [min(among, key=lambda at: tokens.num_tokens[at])]
-        return tokens.micro_batch(chosen, self._pad_token_id, packs=self.packs)
+    def _own(
+        self, tokens: BatchTokens, plan: Sequence[Sequence[list[int]]], among: Sequence[int]
+    ) -> Iterator[tuple[list[int], TokenBatch]]:
+        """Yield what this rank runs in each micro-step, positions and micro-batch.
+
+        plan: [micro-steps][ranks] positions of `among`; a rank without any runs the shortest.
+        """
+        if not plan:
+            return
+        idle = [min(among, key=tokens.num_tokens.__getitem__)]
+        by_rank = zip(*plan, strict=True)
+        tokens.bring([chain.from_iterable(own or idle for own in steps) for steps in by_rank])
+        for step in plan:
+            own = step[self._place.rank]
+            yield own, tokens.micro_batch(own or idle, self._pad_token_id, packs=self.packs)
 
     def forward(self, batch: TokenBatch, *, measures_norms: bool) -> RecordedPass | PlainPass:
         """Run the model forward, and keep what gradient norms need, if they are measured."""
@@ -214,6 +231,12 @@ def mesh_place(ranks: Ranks) -> MeshPlace:
         replica=ranks.replica,
         shard=ranks.shard,
     )
+
+
+def _members(groups: Sequence[Sequence[int]], step: ScheduledGroups, shard: int) -> list[list[int]]:
+    """Return the positions that a shard runs in a micro-step, by group."""
+    rows = zip(step.groups, step.shards[shard], strict=True)
+    return [[groups[number][at] for at in chosen] for number, chosen in rows]
 
 
 def backward(logprobs: Tensor, weights: Tensor) -> None:

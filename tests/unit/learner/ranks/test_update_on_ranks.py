@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -25,8 +26,11 @@ from vcpo.algo.ess.importance_weights import NonFiniteWeightError
 from vcpo.api import VCPORunSpec
 from vcpo.api.workloads import Lora
 from vcpo.service.vocabulary import keep_vocabulary
+from vcpo.wire.packing import ExpertRoutes
+from vcpo.wire.trajectory import TokenSpan
 from vcpo_learner.forward.policy_network import PolicyNetwork
 from vcpo_learner.model.lora import add_adapters
+from vcpo_learner.ranks.commands import without_tokens
 from vcpo_learner.ranks.ranks import Ranks
 from vcpo_learner.ranks.sharding import place_model
 from vcpo_learner.update.policy_update import PolicyUpdate
@@ -134,6 +138,43 @@ def two_trajectories_that_differ(groups: list[Any]) -> list[Any]:
     return [groups[0][:2], *(with_rewards(group, [1.0] * 4) for group in groups[1:])]
 
 
+def with_words_of_the_environment(groups: list[Any]) -> list[Any]:
+    """Each response has two tokens after its first that the environment wrote."""
+    span = (TokenSpan(start=1, num_tokens=2),)
+    return [
+        [
+            replace(
+                one,
+                response_token_ids=(one.response_token_ids[0], 9, 8, *one.response_token_ids[1:]),
+                inserted_spans=span,
+            )
+            for one in group
+        ]
+        for group in groups
+    ]
+
+
+def with_routes(groups: list[Any]) -> list[Any]:
+    """Every other response says which two of four experts computed its prompt, in two layers."""
+    rows = [[at, (at + 1) % 4, (at + 2) % 4, at] for at in range(4)]
+    return [
+        [
+            replace(
+                one,
+                expert_routes=ExpertRoutes(
+                    experts=bytes(chain.from_iterable(rows[: len(one.prompt_token_ids)])),
+                    num_layers=2,
+                    num_choices=2,
+                ),
+            )
+            if number % 2
+            else one
+            for number, one in enumerate(group)
+        ]
+        for group in groups
+    ]
+
+
 def one_small_group(groups: list[Any]) -> list[Any]:
     return [groups[0][:3]]
 
@@ -168,6 +209,10 @@ CASES = {
         make=lambda: seeded_model(mixtral),
         sections={"learner": {"activationCheckpointing": "layers"}},
     ),
+    "one pass, experts that the worker chose": Case(
+        make=lambda: seeded_model(mixtral), change=with_routes
+    ),
+    "one pass, several turns": Case(change=with_words_of_the_environment),
     "idle ranks": Case(change=one_small_group, sections=TWO_PASSES),
     # One rank rounds products to bfloat16, several round all they compute; in so small a model
     # either is off by some 20 % in a norm.
@@ -234,7 +279,11 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def outcome(case: Case, groups: list[Any], ranks: Ranks) -> Outcome:
-    """Two steps; fresh trajectories are scored between the gradient and the step."""
+    """Two steps; fresh trajectories are scored between the gradient and the step.
+
+    Ranks other than the first are told what it tells them.
+    """
+    groups = groups if ranks.is_leader else without_tokens(groups)
     model = case.make()
     network = PolicyNetwork(model)
     place_model(network, ranks, case.spec.learner.number_format)
