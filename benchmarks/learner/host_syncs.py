@@ -76,7 +76,8 @@ class Count(TorchDispatchMode):
         counted += [(Tensor, name, {"only_lists": True}) for name in ("__getitem__", "__setitem__")]
         for owner, name, only in (*counted, (torch, "tensor", {"only_to_device": True})):
             self._stack.enter_context(self._counting(owner, name, **only))
-        self._stack.enter_context(patch.object(taps, "run", self._run))
+        for owner in (taps, logit_tiles):
+            self._stack.enter_context(patch.object(owner, "run", self._run))
         super().__enter__()
         return self
 

@@ -29,7 +29,7 @@ _MATRICES = ("gate_proj", "up_proj", "down_proj")
 _ROUNDING, _HALF_ROUNDING = 100, 2e-2
 """By how much two ways may differ, as a share of the largest number: times the distance of two
 numbers next to each other, and in 16 bits."""
-_Way = Callable[..., Any]
+Way = Callable[..., Any]
 
 
 def fuse_layers(model: nn.Module, *, is_half: bool) -> None:
@@ -44,8 +44,11 @@ def fuse_layers(model: nn.Module, *, is_half: bool) -> None:
         fused = None if "forward" in vars(module) else _fused(module)
         if fused is None or (is_slow_gate and isinstance(fused, _Gate)):
             continue
-        ways = [False, True][: 1 + is_half]
-        found_out = (_difference(module, fused, any_parameter, is_half=each) for each in ways)
+        ways = [partial(fused.run, each) for each in (module.forward, fused)]
+        found_out = (
+            difference(ways, fused.shapes, any_parameter, is_half=each)
+            for each in [False, True][: 1 + is_half]
+        )
         reason = next(filter(None, found_out), "")
         found[f"{type(module).__name__} {f'as it is ({reason})' if reason else 'fused'}"] += 1
         if not reason:
@@ -92,7 +95,7 @@ class _Norm:
 
     tapped = __call__
 
-    def run(self, forward: _Way, inputs: Tensor, weight: Tensor) -> Any:
+    def run(self, forward: Way, inputs: Tensor, weight: Tensor) -> Any:
         with replaced({(self._module, "weight"): weight}):
             return forward(inputs)
 
@@ -115,7 +118,7 @@ class _Gate:
         gate, up = module.gate_proj(hidden_states), module.up_proj(hidden_states)
         return module.down_proj(Gate.apply(gate, up))  # type: ignore[no-untyped-call]
 
-    def run(self, forward: _Way, inputs: Tensor) -> Any:
+    def run(self, forward: Way, inputs: Tensor) -> Any:
         with ExitStack() as stack:
             for shift, name in enumerate(_MATRICES, 1):
                 turn = partial(torch.roll, shifts=shift, dims=-1)
@@ -156,7 +159,7 @@ class _Rotation:
         angles = cos.unsqueeze(unsqueeze_dim), sin.unsqueeze(unsqueeze_dim)
         return Rotation.apply(q, k, *angles)  # type: ignore[no-untyped-call]
 
-    def run(self, forward: _Way, query: Tensor, key: Tensor) -> Any:
+    def run(self, forward: Way, query: Tensor, key: Tensor) -> Any:
         rotate = self._rotate if forward is self else self._own
         return rotate(query, key, query[:, 0].detach().sin(), key[:, 0].detach().cos())
 
@@ -181,16 +184,19 @@ def _takes_one(module: nn.Module) -> bool:
     return len(inspect.signature(module.forward).parameters) == 1
 
 
-def _difference(module: nn.Module, fused: _Fused, like: Tensor, *, is_half: bool) -> str:
-    """Return why a module keeps its own way; empty if outputs and gradients are the same."""
+def difference(
+    ways: Sequence[Way], shapes: Sequence[Sequence[int]], like: Tensor, *, is_half: bool
+) -> str:
+    """Return how two functions of tensors differ; empty if outputs and gradients are the same.
+
+    shapes: of the tensors, which are of the type of `like`, and on its device.
+    """
     device, dtype = torch.device("cpu") if like.is_meta else like.device, like.dtype
     generator = torch.Generator(device).manual_seed(0)
-    given = [
-        torch.randn(each, generator=generator, device=device).to(dtype) for each in fused.shapes
-    ]
+    given = [torch.randn(each, generator=generator, device=device).to(dtype) for each in shapes]
     try:
         with torch.autocast(device.type, torch.bfloat16, enabled=is_half), torch.enable_grad():
-            ways = [_numbers(partial(fused.run, each), given) for each in (module.forward, fused)]
+            numbers = [_numbers(each, given) for each in ways]
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # noqa: BLE001 - of a model's own code, or a kernel is not made
@@ -199,12 +205,12 @@ def _difference(module: nn.Module, fused: _Fused, like: Tensor, *, is_half: bool
     rounding = _ROUNDING * torch.finfo(dtype).eps if is_exact else _HALF_ROUNDING
     is_same = all(
         own.shape == other.shape and bool((own - other).abs().max() <= rounding * own.abs().max())
-        for own, other in zip(*ways, strict=True)
+        for own, other in zip(*numbers, strict=True)
     )
     return "" if is_same else "other numbers"
 
 
-def _numbers(way: _Way, given: Sequence[Tensor]) -> list[Tensor]:
+def _numbers(way: Way, given: Sequence[Tensor]) -> list[Tensor]:
     """The outputs of a function of tensors, and the gradients of what is given."""
     inputs = [each.clone().requires_grad_() for each in given]
     found = way(*inputs)

@@ -8,8 +8,8 @@ known kind computes full logits, and so does a small one: for it tiles cost more
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from vcpo.service.vocabulary import vocabulary_of
+from vcpo_learner.forward.fused_layers import difference
 from vcpo_learner.forward.packed_rows import unpacked_mixers
 from vcpo_learner.forward.router_replay import replayed_routes
 from vcpo_learner.forward.token_batch import TokenBatch
@@ -131,6 +132,7 @@ class PolicyNetwork(nn.Module):
         """
         reason = "its output head is of no known kind"
         if self._known is not None:
+            self._known = replace(self._known, is_fused=self._are_kernels_right(self._known.form))
             reason = self._difference()
         self._head = None if reason else self._known
         if not reason:
@@ -140,6 +142,15 @@ class PolicyNetwork(nn.Module):
             type(self.model).__name__,
             reason,
         )
+
+    def _are_kernels_right(self, form: LogitForm) -> bool:
+        """Return whether a tile's functions may be kernels; say why if they may not."""
+        like = next(self.model.parameters())
+        ways = [partial(_made_up_scores, form, each) for each in (False, True)]
+        is_half = _autocast_dtype(like.device) is not None
+        if reason := difference(ways, [(5, 16), (7, 16)], like, is_half=is_half):
+            _LOGGER.info("output head: no kernels of its tiles (%s)", reason)
+        return not reason
 
     def _difference(self) -> str:
         """What is wrong with tiles on a few tokens; empty if nothing is."""
@@ -176,9 +187,21 @@ def _tiled_scores(
         rows=rows,
         entropies=wanted.entropies,
         observer=_recorded_head(head, batch),
+        is_fused=head.is_fused,
     )
     hidden = states.flatten(0, 1).index_select(0, predicting_places(batch))
     return apply_head(hidden, head.linear.weight, head.linear.bias, request)
+
+
+def _made_up_scores(form: LogitForm, is_fused: bool, hidden: Tensor, weight: Tensor) -> Tensor:
+    request = HeadRequest(
+        targets=torch.arange(len(hidden), device=hidden.device),
+        form=form,
+        temperature=0.7,
+        input_dtype=_autocast_dtype(hidden.device),
+        is_fused=is_fused,
+    )
+    return apply_head(hidden, weight, None, request).logprobs
 
 
 def _recorded_head(head: ModelHead, batch: TokenBatch) -> RecordedHead | None:
@@ -289,6 +312,8 @@ class ModelHead:
     """Returns `.last_hidden_state` [rows, tokens, hidden]."""
     linear: nn.Linear
     form: LogitForm
+    is_fused: bool = False
+    """Whether a GPU computes each function of a tile in one kernel."""
 
 
 def model_head(model: nn.Module) -> ModelHead | None:

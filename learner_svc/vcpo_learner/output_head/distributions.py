@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vcpo_learner.output_head.logit_tiles import Tile, TiledLogits
+from vcpo_learner.output_head.logit_tiles import Finish, Tile, TiledLogits, finished
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,38 +88,55 @@ class _Sums:
         )
 
     def add(self, logits: TiledLogits, tile: Tile) -> None:
-        """Add a tile; its logits are overwritten."""
-        largest = torch.maximum(self.largest, tile.logits.amax(dim=1))
-        shrink = (self.largest - largest).exp_()
-        if self.surprise is not None:
-            # Nothing has been added before the first tile, and no distance to it exists.
-            distance = (self.largest - largest).nan_to_num_(neginf=0.0)
-            self.surprise.addcmul_(distance, self.total).mul_(shrink)
-        self.total.mul_(shrink)
-        self.largest.copy_(largest)
-        exponents = tile.logits.sub_(largest[:, None])
-        if self.surprise is not None:
-            self.surprise.add_((exponents.exp() * exponents).sum(dim=1))
-        odds = exponents.exp_()
-        self.total.add_(odds.sum(dim=1))
+        """Add a tile; its products are overwritten."""
+        dtype = None if self.rows is None else logits.input_dtype
+        sums = self.largest, self.total, self.surprise
+        shrink, odds = logits.run(_add_tile, tile.products, tile.finish, *sums, dtype)
         if self.rows is not None:
-            self._add_rows(logits, tile, odds, shrink)
+            self.rows.mul_(shrink[:, None])
+            logits.add_product(self.rows, logits.factors(odds), tile.weight)
 
-    def _add_rows(self, logits: TiledLogits, tile: Tile, odds: Tensor, shrink: Tensor) -> None:
-        assert self.rows is not None
-        if isinstance(tile.slopes, Tensor):
-            odds.mul_(tile.slopes)
-        self.rows.mul_(shrink[:, None])
-        logits.add_product(self.rows, logits.factors(odds), tile.weight)
+
+def _add_tile(
+    products: Tensor,
+    finish: Finish,
+    largest: Tensor,
+    total: Tensor,
+    surprise: Tensor | None,
+    dtype: torch.dtype | None,
+) -> tuple[Tensor, Tensor | None]:
+    """Add a tile to the sums [tokens] in place.
+
+    Return what the sums of rows shrink by [tokens], and the weights [tokens, rows] of the tile's
+    rows in them; None without a number type for them.
+    """
+    logits, slopes = finished(products, finish)
+    new = torch.maximum(largest, logits.amax(dim=1))
+    shrink = (largest - new).exp_()
+    exponents = logits.sub_(new[:, None])
+    if surprise is None:
+        odds = exponents.exp_()
+    else:
+        odds = exponents.exp()
+        # Nothing has been added before the first tile, and no distance to it exists.
+        distance = (largest - new).nan_to_num_(neginf=0.0)
+        surprise.addcmul_(distance, total).mul_(shrink).add_(exponents.mul_(odds).sum(dim=1))
+    total.mul_(shrink).add_(odds.sum(dim=1))
+    largest.copy_(new)
+    if dtype is None:
+        return shrink, None
+    if isinstance(slopes, Tensor):
+        odds.mul_(slopes)
+    return shrink, odds.to(dtype)
 
 
 def _finish_sums(logits: TiledLogits, targets: Tensor, sums: _Sums) -> TokenDistributions:
     own_rows = logits.factors(logits.weight[targets]).to(logits.dtype)
     hidden = logits.factors(logits.hidden).to(logits.dtype)
     sampled = torch.linalg.vecdot(hidden, own_rows)
-    if logits.bias is not None:
-        sampled += logits.bias[targets]
-    own_slopes = logits.finish(sampled)
+    own_bias = None if logits.bias is None else logits.bias[targets]
+    finish = Finish(logits.form, logits.temperature, bias=own_bias)
+    sampled, own_slopes = finished(sampled, finish)
     log_total = sums.total.log()
     log_normalizers = sums.largest + log_total
     # Rounding may leave the log-probability of a token that is all but certain just over zero.

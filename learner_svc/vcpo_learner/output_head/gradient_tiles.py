@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from vcpo_learner.device import to_device
-from vcpo_learner.output_head.logit_tiles import TiledLogits
+from vcpo_learner.output_head.logit_tiles import Finish, TiledLogits, finished
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -28,21 +28,48 @@ class HeadObjective:
     weights: Tensor
     """[tokens] a_t, in the logits' number type."""
 
-    def gradient_tile(self, tokens: slice, vocabulary: slice, memory: Tensor | None) -> Tensor:
-        """Return D [tokens, rows]; in `memory`, if there is any."""
-        hidden = self.logits.factors(self.logits.hidden[tokens])
-        tile = self.logits.tile(hidden, vocabulary, memory)
-        gradient = tile.logits.sub_(self.log_normalizers[tokens, None]).exp_()
+    def gradient_tile(
+        self, tokens: slice, vocabulary: slice, memory: Tensor | None, *, is_factor: bool = False
+    ) -> Tensor:
+        """Return D [tokens, rows]; in `memory`, if there is any.
+
+        is_factor: whether only its `factors` are wanted, of whose type it then is.
+        """
+        logits, of_tokens = self.logits, (self.log_normalizers, self.weights)
+        tile = logits.tile(logits.factors(logits.hidden[tokens]), vocabulary, memory)
+        columns = self.targets[tokens, None] - vocabulary.start
+        numbers = columns, *(each[tokens, None] for each in of_tokens)
+        dtype = logits.input_dtype if is_factor else logits.dtype
+        found: Tensor = logits.run(_gradient, tile.products, tile.finish, *numbers, dtype)
+        return found
+
+
+def _gradient(
+    products: Tensor,
+    finish: Finish,
+    columns: Tensor,
+    log_normalizers: Tensor,
+    weights: Tensor,
+    dtype: torch.dtype,
+) -> Tensor:
+    """Return D [tokens, rows] in a number type, given numbers [tokens, 1].
+
+    columns: of the sampled tokens, which may lie outside of the tile.
+    """
+    logits, slopes = finished(products, finish)
+    gradient, width = logits.sub_(log_normalizers).exp_(), products.shape[1]
+    if torch.compiler.is_compiling():
+        gradient.sub_((torch.arange(width, device=columns.device) == columns).to(gradient.dtype))
+    else:
         # Every row gets an entry, as a choice of rows would make a GPU wait for the CPU.
-        column = self.targets[tokens, None] - vocabulary.start
-        is_here = (column >= 0) & (column < gradient.shape[1])
-        gradient.scatter_add_(
-            1, column.clamp(0, gradient.shape[1] - 1), is_here.to(gradient.dtype).neg_()
-        )
-        if isinstance(tile.slopes, Tensor):
-            gradient.mul_(tile.slopes)
-            return gradient.mul_(-self.weights[tokens, None])
-        return gradient.mul_(self.weights[tokens, None] * -tile.slopes)
+        is_here = (columns >= 0) & (columns < width)
+        columns = columns.clamp(0, width - 1)
+        gradient.scatter_add_(1, columns, is_here.to(gradient.dtype).neg_())
+    if isinstance(slopes, Tensor):
+        gradient.mul_(slopes).mul_(-weights)
+    else:
+        gradient.mul_(weights * -slopes)
+    return gradient.to(dtype)
 
 
 def parameter_gradients(
@@ -58,7 +85,8 @@ def parameter_gradients(
     memory = logits.memory()
     for vocabulary in logits.vocabulary_blocks():
         for tokens in logits.token_blocks():
-            gradient = objective.gradient_tile(tokens, vocabulary, memory)
+            is_factor = bias is None
+            gradient = objective.gradient_tile(tokens, vocabulary, memory, is_factor=is_factor)
             if bias is not None:
                 bias[vocabulary] += gradient.sum(dim=0)
             hidden = logits.factors(logits.hidden[tokens])

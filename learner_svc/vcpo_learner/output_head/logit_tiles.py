@@ -10,13 +10,16 @@ Matrix products take their inputs in the number type that the model computes in,
 float32 or better. A CPU holds them in the type that it adds up in, rounded all the same.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cache
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+from vcpo_learner.per_sample_gradients.taps import run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,17 +69,49 @@ def tile_size(device: torch.device) -> TileSize:
     return _TILE_SIZES.get(device.type, _TILE_SIZES["cuda"])
 
 
+class Finish(NamedTuple):
+    """What makes products u logits; a tuple, whose tensors a compiler finds."""
+
+    form: LogitForm
+    temperature: float
+    bias: Tensor | None = None
+    """[rows]"""
+    is_hole: Tensor | None = None
+    """[rows] rows that are no tokens."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Tile:
-    """The logits of some tokens at some rows of the vocabulary."""
+    """The products of some tokens with some rows of the vocabulary."""
 
-    vocabulary: slice
     weight: Tensor
     """[rows, hidden] the head's rows, as the products need them."""
-    logits: Tensor
-    """[tokens, rows] divided by the temperature; the caller may overwrite them."""
-    slopes: Tensor | float
-    """dL/du, [tokens, rows] or the same for all."""
+    products: Tensor
+    """[tokens, rows] without the bias; the caller may overwrite them."""
+    finish: Finish
+
+
+def finished(products: Tensor, finish: Finish) -> tuple[Tensor, Tensor | float]:
+    """Return the logits [tokens, rows] of products [tokens, rows], and the slopes dL/du.
+
+    The products are overwritten, unless the function is a part of one kernel. The slopes are
+    [tokens, rows], or the same for all.
+    """
+    logits = products.clone() if torch.compiler.is_compiling() else products
+    if finish.bias is not None:
+        logits.add_(finish.bias)
+    cap, slope = finish.form.softcap, finish.form.scale / finish.temperature
+    slopes: Tensor | float = slope
+    if cap is None:
+        if slope != 1.0:
+            logits.mul_(slope)
+    else:
+        share = logits.mul_(finish.form.scale / cap).tanh_()
+        slopes = (1.0 - share.square()).mul_(slope)
+        logits.mul_(cap / finish.temperature)
+    if finish.is_hole is not None:
+        logits.masked_fill_(finish.is_hole, _NEVER)
+    return logits, slopes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -96,6 +131,8 @@ class TiledLogits:
     size: TileSize
     rows: TokenRows | None = None
     """The head's rows that are tokens; None if all are."""
+    is_fused: bool = False
+    """Whether a GPU computes each function of a tile in one kernel."""
 
     @property
     def num_rows(self) -> int:
@@ -151,25 +188,18 @@ class TiledLogits:
         out = None
         if memory is not None:
             out = memory[: len(tokens) * len(weight)].view(len(tokens), len(weight))
-        logits = self.product(tokens, weight.mT, out)
-        if self.bias is not None:
-            logits.add_(self.bias[vocabulary])
-        slopes = self.finish(logits)
-        if self.rows is not None and self.rows.is_hole is not None:
-            logits.masked_fill_(self.rows.is_hole[vocabulary], _NEVER)
-        return Tile(vocabulary=vocabulary, weight=weight, logits=logits, slopes=slopes)
+        is_hole = None if self.rows is None else self.rows.is_hole
+        finish = Finish(
+            form=self.form,
+            temperature=self.temperature,
+            bias=None if self.bias is None else self.bias[vocabulary],
+            is_hole=None if is_hole is None else is_hole[vocabulary],
+        )
+        return Tile(weight=weight, products=self.product(tokens, weight.mT, out), finish=finish)
 
-    def finish(self, products: Tensor) -> Tensor | float:
-        """Turn products u into logits in place, and return the slopes dL/du."""
-        cap, slope = self.form.softcap, self.form.scale / self.temperature
-        if cap is None:
-            if slope != 1.0:
-                products.mul_(slope)
-            return slope
-        share = products.mul_(self.form.scale / cap).tanh_()
-        slopes = (1.0 - share.square()).mul_(slope)
-        products.mul_(cap / self.temperature)
-        return slopes
+    def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a function of a tile's products, as one kernel if tiles are fused."""
+        return run(function, *arguments) if self.is_fused else function(*arguments)
 
     def memory(self) -> Tensor | None:
         """Return memory for the logits of one tile, to be used again and again.

@@ -41,6 +41,8 @@ class HeadRequest:
     """The head's rows that are tokens; None if all are."""
     entropies: bool = False
     observer: RecordedHead | None = None
+    is_fused: bool = False
+    """Whether a GPU computes each function of a tile in one kernel."""
 
 
 class TokenScores(NamedTuple):
@@ -124,6 +126,7 @@ def _logits(
         input_dtype=request.input_dtype or weight.dtype,
         size=request.size or tile_size(hidden.device),
         rows=request.rows,
+        is_fused=request.is_fused,
     )
 
 

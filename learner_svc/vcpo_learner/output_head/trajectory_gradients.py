@@ -14,6 +14,7 @@ x_t. It needs only those rows of G_i whose tokens the trajectory has read, and t
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -98,10 +99,12 @@ class TrajectoryGradients:
         """Go over all tiles; call once."""
         runs = runs_of_tokens(self._lengths, self._busy(), self._logits.size.tokens)
         memory = self._logits.memory()
+        is_factor = self._logits.bias is None and not any(self._uses_products)
+        tile_of = partial(self._objective.gradient_tile, memory=memory, is_factor=is_factor)
         for vocabulary in self._logits.vocabulary_blocks():
             for run in runs:
                 tokens = slice(run[0].tokens.start, run[-1].tokens.stop)
-                gradient = self._objective.gradient_tile(tokens, vocabulary, memory)
+                gradient = tile_of(tokens, vocabulary)
                 factors = self._logits.factors(gradient)
                 for piece in run:
                     own = _within(tokens, piece, piece)

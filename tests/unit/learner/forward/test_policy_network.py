@@ -12,6 +12,7 @@ from vcpo_learner.forward.forward_pass import prefix_states, token_entropies, to
 from vcpo_learner.forward.policy_network import PolicyNetwork
 from vcpo_learner.forward.token_batch import token_batch
 from vcpo_learner.model.lora import add_adapters
+from vcpo_learner.output_head import logit_tiles
 
 
 @pytest.fixture(autouse=True)
@@ -129,3 +130,29 @@ def test_autocast_reaches_the_tiles():
     assert found.dtype is torch.float32
     assert not torch.equal(found, exact)
     torch.testing.assert_close(found, exact, rtol=0.0, atol=0.1)
+
+
+KERNELS = {"_add_tile", "_gradient"}
+
+
+@pytest.mark.parametrize("name", [*sorted(KERNELS), "none of them"])
+def test_kernels_with_other_numbers_or_gradients_are_not_used(name, monkeypatch):
+    asked = set()
+
+    def run(function, products, *rest):
+        asked.add(function.__name__)
+        return function(products * (1.001 if function.__name__ == name else 1.0), *rest)
+
+    monkeypatch.setattr(logit_tiles, "run", run)
+    network = tiled(seeded_model(llama))
+    assert asked == KERNELS
+    asked.clear()
+    token_logprobs(network, batch_of_three(), temperature=1.0).sum().backward()
+    assert asked == (set() if name in KERNELS else KERNELS)
+
+
+def test_kernels_that_cannot_be_made_leave_a_heads_tiles_and_say_why(monkeypatch, caplog):
+    monkeypatch.setattr(logit_tiles, "run", lambda *_: 1 / 0)
+    with caplog.at_level(logging.INFO):
+        tiled(seeded_model(llama))
+    assert "ZeroDivisionError: division by zero" in caplog.messages[0]

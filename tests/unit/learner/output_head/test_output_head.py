@@ -23,6 +23,13 @@ def relative(found, expected):
     return float((found - expected).norm() / expected.norm())
 
 
+@pytest.fixture(params=[False, True], ids=["operations", "kernels"])
+def is_compiling(request, monkeypatch):
+    """The functions of a tile as they are, and what a compiler makes kernels of."""
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: request.param)
+
+
+@pytest.mark.usefixtures("is_compiling")
 @pytest.mark.parametrize("has_bias", [False, True], ids=["no bias", "bias"])
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("size", [*SIZES, ONE_TILE], ids=str)
@@ -110,6 +117,30 @@ def test_bfloat16_parameters_get_gradients_in_their_type():
     logits = full.hidden.bfloat16().float() @ exact.T / 0.7
     logits.log_softmax(-1).gather(1, full.targets[:, None]).sum().backward()
     assert relative(weight.grad.float(), exact.grad) < 1e-2
+
+
+@pytest.mark.parametrize(("has_bias", "gradient"), [(False, 2), (True, 4)])
+def test_a_kernel_writes_two_bytes_of_a_number_that_is_a_factor_only(
+    has_bias, gradient, monkeypatch
+):
+    written = []
+
+    def run(function, products, *rest):
+        before, found = products.clone(), function(products, *rest)
+        assert torch.equal(products, before)
+        numbers = found if isinstance(found, tuple) else [found]
+        written.extend(each.itemsize for each in numbers if each is not None and each.dim() == 2)
+        return found
+
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    monkeypatch.setattr(logit_tiles, "run", run)
+    one = case(has_bias=has_bias, dtype=torch.float32).leaves()
+    call = one.call(size=ONE_TILE, input_dtype=torch.bfloat16, is_fused=True)
+    with torch.no_grad():
+        apply_head(one.hidden, one.weight, one.bias, call)
+    assert written == []
+    apply_head(one.hidden, one.weight, one.bias, call).logprobs.sum().backward()
+    assert written == [2, gradient]
 
 
 def test_autocast_outside_does_not_change_the_number_type():
