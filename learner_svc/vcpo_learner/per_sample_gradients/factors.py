@@ -102,14 +102,9 @@ class Factors:
         torch._foreach_add_([*totals], [*found.unbind()])
 
 
-def concatenate(factors: Sequence[Factors]) -> Factors:
-    """Return the factors of several matrices, one after another on the axis of trajectories."""
-    if len(factors) == 1:
-        return factors[0]
-    return Factors(
-        rows=torch.cat([each.rows for each in factors]),
-        columns=torch.cat([each.columns for each in factors]),
-    )
+def concatenated(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
+    """Return tensors as one, which of a single one is itself."""
+    return tensors[0] if len(tensors) == 1 else torch.cat([*tensors], dim)
 
 
 @dataclass(slots=True, eq=False)

@@ -13,8 +13,8 @@ the module itself.
 Sources: Goodfellow, arXiv 1510.01799; Li et al., arXiv 2110.05679 (ghost norm).
 """
 
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -22,12 +22,18 @@ import torch
 from torch import Tensor, nn, ones_like
 from torch.nn import functional
 
-from vcpo_learner.per_sample_gradients.factors import Factors, as_factor, concatenate
+from vcpo_learner.per_sample_gradients.factors import Factors, as_factor, concatenated
 from vcpo_learner.per_sample_gradients.mixers import convolution_gradients
-from vcpo_learner.per_sample_gradients.module_calls import ModuleCall, as_stored, is_plain
+from vcpo_learner.per_sample_gradients.module_calls import (
+    CallSite,
+    ModuleCall,
+    as_stored,
+    is_plain,
+)
+from vcpo_learner.per_sample_gradients.slots import Slot
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
+@dataclass(slots=True, eq=False)
 class LayerGradients:
     """Per-sample gradients of one parameter from one call of its module."""
 
@@ -38,7 +44,7 @@ class LayerGradients:
     """The parameter as the backward pass finds it in its module."""
     output_gradient: Tensor
     """[batch, ...]"""
-    factors: Factors | None
+    factors: Factors | None = None
     """The gradient of a linear layer's or an embedding's matrix; None for other parameters."""
 
     def gradients(self, samples: slice) -> Tensor:
@@ -67,19 +73,18 @@ class LayerGradients:
 
     @property
     def kind(self) -> Hashable:
-        """What uses that can be joined have in common; None for a use that cannot."""
-        site, factors, inputs = self.call.site, self.factors, self.call.arguments.get(0)
-        if factors is not None:
-            shapes = factors.rows.shape, factors.columns.shape, factors.rows.dtype
-            return None if factors.is_one_hot else shapes
-        is_bias = self.parameter_name == "bias" and self._adds_bias()
-        rule = is_bias or (self.parameter_name == "weight" and _RULES.get(site.module))
-        if not rule or site.is_of_mixer or len(self.call.arguments) > 1:
-            return None
-        if not isinstance(inputs, Tensor):
-            return None
-        output = self.output_gradient
-        return rule, inputs.shape, inputs.dtype, output.shape, output.dtype, self._precise
+        """What uses that can be joined have in common; None for a use that cannot.
+
+        Of a call with one tensor, of a module whose form is known.
+        """
+        rule: Hashable = self.factors is not None
+        if self.parameter_name == "bias":
+            rule = "bias" if self._adds_bias() else None
+        elif self.factors is None:
+            rule = _RULES.get(self.call.site.module)
+        inputs, output = self.call.arguments[0], self.output_gradient
+        likeness = inputs.shape, inputs.dtype, output.shape, output.dtype, self._precise
+        return (rule, *likeness) if rule else None
 
     @property
     def _precise(self) -> torch.dtype:
@@ -92,14 +97,14 @@ class LayerGradients:
 
 def join(uses: Sequence[LayerGradients]) -> LayerGradients:
     """Return uses of one kind as one use, the trajectories of one after those of another."""
-    first, factors = uses[0], [use.factors for use in uses if use.factors is not None]
-    if len(uses) == 1 or factors:
-        return replace(first, factors=concatenate(factors)) if factors else first
-    call = first.call
-    if first.parameter_name != "bias":
-        call = ModuleCall(call.site, {0: torch.cat([use.call.arguments[0] for use in uses])})
-    output_gradient = torch.cat([use.output_gradient for use in uses])
-    return replace(first, call=call, output_gradient=output_gradient)
+    first = uses[0]
+    call, name = first.call, first.parameter_name
+    if name != "bias":
+        inputs = concatenated([use.call.arguments[0] for use in uses])
+        call = ModuleCall(call.site, {0: inputs})
+    gradient = concatenated([use.output_gradient for use in uses])
+    factors = _factors(call, name, first.parameter, gradient)
+    return LayerGradients(call, name, first.parameter, gradient, factors)
 
 
 def layer_gradients(call: ModuleCall, name: str, output_gradient: Tensor) -> LayerGradients:
@@ -108,19 +113,13 @@ def layer_gradients(call: ModuleCall, name: str, output_gradient: Tensor) -> Lay
     Raises: ValueError if the call is of an embedding whose gradient is not a sum over trajectories.
     """
     parameter: Tensor = getattr(call.site.module, name)
-    factors = _factors(call, parameter, output_gradient) if name == "weight" else None
-    return LayerGradients(
-        call=call,
-        parameter_name=name,
-        parameter=parameter,
-        output_gradient=output_gradient,
-        factors=factors,
-    )
+    factors = _factors(call, name, parameter, output_gradient)
+    return LayerGradients(call, name, parameter, output_gradient, factors)
 
 
-def _factors(call: ModuleCall, parameter: Tensor, gradient: Tensor) -> Factors | None:
+def _factors(call: ModuleCall, name: str, parameter: Tensor, gradient: Tensor) -> Factors | None:
     is_linear = call.site.is_linear
-    if not (is_linear or isinstance(call.site.module, nn.Embedding)):
+    if name != "weight" or not (is_linear or isinstance(call.site.module, nn.Embedding)):
         return None
     batch_size = len(gradient)
     if set(call.arguments) != {0} or call.arguments[0].shape[:1] != (batch_size,):
@@ -242,6 +241,17 @@ def _scales_each_feature(call: ModuleCall, weight: Tensor, inputs: Tensor) -> bo
     if is_known and len(module._parameters) == 1:
         _RULES[module] = _rule(module)
     return is_known
+
+
+def known_form(site: CallSite, own: Mapping[str, Slot]) -> Hashable:
+    """Return what decides, beside shapes, how a module's calls are measured; None until known.
+
+    own: the module's slots by name.
+    """
+    module = site.module
+    is_known = site.is_linear or module in _RULES or is_plain(module, nn.LayerNorm)
+    of_each = [(name, slot.shape, getattr(module, name).dtype) for name, slot in own.items()]
+    return (type(module), _RULES.get(module), *of_each) if is_known else None
 
 
 def _rule(module: nn.Module) -> Hashable:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations_with_replacement, islice
 from typing import TYPE_CHECKING, NamedTuple
@@ -11,8 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from vcpo_learner.per_sample_gradients.experts import ExpertCall, ExpertGradients, ExpertSite
-from vcpo_learner.per_sample_gradients.factors import Factors, TokenProducts, is_same
-from vcpo_learner.per_sample_gradients.layer_gradients import LayerGradients, join, layer_gradients
+from vcpo_learner.per_sample_gradients.factors import Factors, TokenProducts, concatenated, is_same
+from vcpo_learner.per_sample_gradients.layer_gradients import (
+    LayerGradients,
+    join,
+    known_form,
+    layer_gradients,
+)
 from vcpo_learner.per_sample_gradients.module_calls import CallSite, ModuleCall, in_rows
 from vcpo_learner.per_sample_gradients.slots import Slot
 from vcpo_learner.per_sample_gradients.taps import (
@@ -115,6 +120,17 @@ class _Uses:
     num_arrived: int = 0
 
 
+class _Use(NamedTuple):
+    """A call's use of a slot, as of all calls like it."""
+
+    name: str
+    """Of the parameter in its module."""
+    kind: Hashable
+    """What small uses that are measured together have in common; None for other uses."""
+    size: int
+    """Elements of the use, and of the products that measure it, if it waits for its like."""
+
+
 class Kept(NamedTuple):
     """Matrices of one shape, by their factors."""
 
@@ -139,6 +155,7 @@ class Measurement:
             self.num_trajectories, dtype=torch.float64, device=objectives.device
         )
         self.weighted_sum = weighted_sum
+        self._keeps_factors = weighted_sum is None or weighted_sum.sums.keeps_factors
         self.kept: list[Kept] = []
         """Matrices whose sum waits for the slopes."""
         self.unused: set[Slot] = set()
@@ -155,6 +172,8 @@ class Measurement:
         """[parts, batch] squared norms of other parts."""
         self._alike: dict[Hashable, list[tuple[Slot, LayerGradients]]] = {}
         """Small uses that wait for others of their kind."""
+        self._plans: dict[Hashable, list[_Use]] = {}
+        """By what tells calls apart."""
         self._num_alike = 0
         """Elements in `_alike`, and of the products that measure them."""
         self._most = _CHUNK_ELEMENTS.get(objectives.device.type, _CHUNK_ELEMENTS["cuda"])
@@ -201,9 +220,57 @@ class Measurement:
             output_gradient = in_rows(output_gradient, front[0])
         if packed is not None:
             call, output_gradient = packed.unpack(call, output_gradient)
-        own = self._recording.slots.of(call.site.module)
-        for name in filter(own.__contains__, call.site.parameter_names):
-            self._take(own[name], [layer_gradients(call, name, output_gradient)])
+        slots = self._recording.slots
+        own = slots.of(call.site.module)
+        for use in self._plan(call, output_gradient, own):
+            slot = own[use.name]
+            if use.kind is None or self._recording.num_uses[slot] > 1:
+                self._take(slot, [layer_gradients(call, use.name, output_gradient)])
+            else:
+                parameter = slots.parameter(slot)
+                found = LayerGradients(call, use.name, parameter, output_gradient)
+                self._let_wait(slot, use, found)
+
+    def _plan(
+        self, call: ModuleCall, output_gradient: Tensor, own: Mapping[str, Slot]
+    ) -> Sequence[_Use]:
+        """Return a call's uses of slots; those of the last call like it, as a host is slow.
+
+        own: the module's slots by name.
+        """
+        site, inputs, forms = call.site, call.arguments.get(0), self._recording.slots.forms
+        form = forms.get(site.module)
+        if form is None and (known := known_form(site, own)) is not None:
+            form = forms[site.module] = forms.setdefault(known, len(forms))
+        names = filter(own.__contains__, site.parameter_names)
+        is_simple = len(call.arguments) == 1 and not site.is_of_mixer
+        if form is None or not is_simple or not isinstance(inputs, Tensor):
+            return [_Use(name, None, 0) for name in names]
+        key = form, inputs.shape, inputs.dtype, output_gradient.shape, output_gradient.dtype
+        if key not in self._plans:
+            found = [layer_gradients(call, name, output_gradient) for name in names]
+            self._plans[key] = [self._use(own[each.parameter_name], each) for each in found]
+        return self._plans[key]
+
+    def _use(self, slot: Slot, found: LayerGradients) -> _Use:
+        kind, factors, size = found.kind, found.factors, 2 * found.output_gradient.numel()
+        waits = factors is None and _is_small(slot)
+        if factors is not None:
+            batch, tokens, _ = factors.columns.shape
+            size = factors.rows.numel() + factors.columns.numel() + batch * tokens**2
+            waits = self._keeps_factors and is_kept_cheaper(slot, [factors])
+        waits = waits and size + slot.shape.numel() <= self._most // 16
+        return _Use(found.parameter_name, kind if waits else None, size)
+
+    def _let_wait(self, slot: Slot, use: _Use, found: LayerGradients) -> None:
+        """Let a small matrix or vector wait for its like: a launch costs more than its products."""
+        if self._num_alike + use.size > self._most:
+            self._measure_alike()
+        self._alike.setdefault(use.kind, []).append((slot, found))
+        self._num_alike += use.size
+        self._measured[slot] = None
+        if self.weighted_sum is not None and not _is_small(slot):
+            self.weighted_sum.sums.close(slot)
 
     def _receive_experts(self, call: ExpertCall, output_gradient: Tensor) -> None:
         slot = self._recording.slots.of(call.site.module)[call.site.parameter_name]
@@ -290,10 +357,7 @@ class Measurement:
     def _measure_matrix(self, slot: Slot, uses: Sequence[_Layer]) -> None:
         """Measure a slot, or one of its matrices, that has nothing to do with the others."""
         factors = [use.factors for use in uses if use.factors is not None]
-        is_kept = len(factors) == len(uses) and is_kept_cheaper(slot, factors)
-        if len(uses) == 1 and self._waits_for_alike(slot, uses[0], is_kept=is_kept):
-            return
-        if is_kept:
+        if len(factors) == len(uses) and is_kept_cheaper(slot, factors):
             self._measure_kept(factors)
             self._sum_kept(slot, factors)
         else:
@@ -330,27 +394,7 @@ class Measurement:
                 found = first.inner_products(second, self._products).double()
                 total = total.double() + (found if first is second else 2.0 * found)
             chunks.append(total)
-        self._squares.append(_concatenate(chunks)[None])
-
-    def _waits_for_alike(self, slot: Slot, use: _Layer, *, is_kept: bool) -> bool:
-        """Let a small matrix or vector wait for its like: a launch costs more than its products."""
-        if isinstance(use, ExpertGradients) or (kind := use.kind) is None:
-            return False
-        factors, total = use.factors, self.weighted_sum
-        if factors is None and _is_small(slot):
-            size = 2 * use.output_gradient.numel()
-        elif factors is not None and is_kept and (total is None or total.sums.keeps_factors):
-            batch, tokens, _ = factors.columns.shape
-            size = factors.rows.numel() + factors.columns.numel() + batch * tokens**2
-        else:
-            return False
-        if size + slot.shape.numel() > self._most // 16:
-            return False
-        if self._num_alike + size > self._most:
-            self._measure_alike()
-        self._alike.setdefault(kind, []).append((slot, use))
-        self._num_alike += size
-        return True
+        self._squares.append(concatenated(chunks)[None])
 
     def _measure_alike(self) -> None:
         for waiting in self._alike.values():
@@ -390,7 +434,7 @@ class Measurement:
                 self._add([part], gradients, samples)
                 norms.append(torch.linalg.vector_norm(gradients, dim=1))
         if norms:
-            self._norms.append(_concatenate(norms)[None])
+            self._norms.append(concatenated(norms)[None])
 
     def _gather(self, part: Part, gradients: Tensor) -> None:
         """Let the gradients of a small part [batch, elements] wait for others."""
@@ -405,7 +449,7 @@ class Measurement:
         if not self._gathered:
             return
         parts = [part for part, _ in self._gathered]
-        gradients = _concatenate([each for _, each in self._gathered], dim=1)
+        gradients = concatenated([each for _, each in self._gathered], dim=1)
         self._add(parts, gradients, slice(0, len(gradients)))
         # A norm of many parts keeps the digits that it has as a sum of their squares.
         norms: Tensor = torch.linalg.vector_norm(gradients, dim=1, dtype=torch.float64)
@@ -436,7 +480,3 @@ def _is_small(slot: Slot) -> bool:
 def _stacks(tensors: Sequence[Tensor]) -> Iterator[Tensor]:
     for dtype in dict.fromkeys(each.dtype for each in tensors):
         yield torch.cat([each for each in tensors if each.dtype is dtype])
-
-
-def _concatenate(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
-    return tensors[0] if len(tensors) == 1 else torch.cat([*tensors], dim)

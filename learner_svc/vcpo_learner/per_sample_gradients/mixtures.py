@@ -87,7 +87,7 @@ class OtherForward:
     def remove(self) -> None:
         """Give the module its forward back."""
         if self._before is None:
-            del self._module.forward
+            del vars(self._module)["forward"]
         else:
             vars(self._module)["forward"] = self._before
 

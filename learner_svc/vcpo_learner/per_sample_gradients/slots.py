@@ -4,9 +4,9 @@ Sharding replaces a parameter's tensor between the forward and the backward pass
 object identifies nothing. Its module stays the same object, and so does its name in the module.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -34,6 +34,8 @@ class Slots:
         self._slots_within: dict[nn.Module, list[Slot]] = {}
         self.sites: dict[nn.Module, CallSite] = {}
         """The last call of each module: the next one is most likely like it."""
+        self.forms: dict[Hashable, int] = {}
+        """A number of each form of modules, and of each module whose form is known."""
         self._owners: dict[Slot, tuple[nn.Module, str]] = {}
         self.mixers = frozenset(filter(is_mixer, model.modules()))
         self.in_mixers = frozenset(chain.from_iterable(each.modules() for each in self.mixers))
@@ -75,5 +77,7 @@ class Slots:
 
     def parameter(self, slot: Slot) -> nn.Parameter:
         module, name = self._owners[slot]
-        found: nn.Parameter = getattr(module, name)
+        # As `getattr`, which searches.
+        own: dict[str, Any] = module._parameters
+        found: nn.Parameter = own[name]
         return found

@@ -373,8 +373,11 @@ class _TappedForward:
             return self._forward(*positional, **keywords)
         if self._tapped is not None:
             (inputs,) = positional or keywords.values()
-            size = getattr(module, "out_features", inputs.shape[-1])
-            site = self._site({0: inputs}, (*inputs.shape[:-1], size))
+            site = recording.slots.sites.get(module)
+            if site is None or site.arguments[0] != inputs.shape:
+                size = getattr(module, "out_features", inputs.shape[-1])
+                site = self._site({0: inputs}, (*inputs.shape[:-1], size))
+                recording.slots.sites[module] = site
             recording.count(site)
             return self._tapped(inputs, recording.anchor, recording, site)
         output = self._forward(*positional, **keywords)
@@ -385,32 +388,22 @@ class _TappedForward:
 
     def _linear(self, inputs: Tensor, *place: Any) -> Any:
         given = inputs, self._module.weight, self._module.bias, *place
-        return Linear.apply(*given)  # type: ignore[no-untyped-call]
+        # As `Linear.apply`, which looks for transformations of functions first.
+        return super(torch.autograd.Function, Linear).apply(*given)  # type: ignore[no-untyped-call]
 
     def _site(self, arguments: Mapping[int | str, Any], shape: tuple[int, ...] | None) -> CallSite:
-        """Return the site of a call: the last one's if they are alike, as a host is slow.
-
-        shape: of the output.
-        """
-        slots, module, inputs = self._recording.slots, self._module, arguments.get(0)
-        is_alone = len(arguments) == 1 and isinstance(inputs, Tensor)
-        last = slots.sites.get(module) if is_alone else None
-        if last and last.arguments[0] == arguments[0].shape and last.output_shape == shape:
-            return last
-        site = CallSite(
+        """shape: of the output."""
+        return CallSite(
             name=self._name,
-            module=module,
+            module=self._module,
             arguments={
                 key: each.shape if isinstance(each, Tensor) else each
                 for key, each in arguments.items()
             },
             output_shape=shape,
-            parameter_names=list(slots.of(module)),
+            parameter_names=list(self._recording.slots.of(self._module)),
             is_linear=self._is_linear,
         )
-        if is_alone:
-            slots.sites[module] = site
-        return site
 
 
 _ACTIVE: ContextVar[Recording | None] = ContextVar("recording", default=None)

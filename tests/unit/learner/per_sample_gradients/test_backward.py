@@ -262,6 +262,27 @@ def test_recording_ends_with_its_block():
     assert len(recording.sites) == 1
 
 
+def test_equal_layers_with_inputs_of_one_shape_are_looked_at_once(monkeypatch):
+    looked_at, look = [], trajectory_gradients.layer_gradients
+
+    def counted(call, name, *given):
+        looked_at.append((name, call.arguments[0].shape[1]))
+        return look(call, name, *given)
+
+    monkeypatch.setattr(trajectory_gradients, "layer_gradients", counted)
+    torch.manual_seed(0)
+    layers = [nn.Linear(2, 2) for _ in range(4)]
+    # Three layers see four tokens, and the last one two.
+    model = nn.Sequential(*layers[:3], nn.Unflatten(1, (2, 2)), Mean(), layers[3]).double()
+    assert_module_agrees(model, torch.randn(3, 4, 2).double())
+    assert looked_at == [("weight", 2), ("bias", 2), ("weight", 4), ("bias", 4)]
+
+
+class Mean(nn.Module):
+    def forward(self, inputs):
+        return inputs.mean(dim=2)
+
+
 def test_a_module_without_the_batch_on_its_first_axis_is_named():
     class Transposed(nn.Module):
         def __init__(self):
