@@ -30,7 +30,7 @@ from vcpo.service.lifecycle import StartError
 from vcpo.service.rotary_table import fix_rotary_table
 from vcpo.wire.trajectory import VersionSpan
 from vcpo_learner.forward import attention
-from vcpo_learner.forward.token_batch import batch_tokens
+from vcpo_learner.forward.token_batch import BatchTokens, batch_tokens
 from vcpo_learner.output_head.logit_tiles import TiledLogits
 from vcpo_learner.per_sample_gradients import factors
 from vcpo_learner.schedule.micro_steps import MeshPlace
@@ -460,6 +460,22 @@ def test_the_ranks_together_score_every_trajectory_once():
     for at, row in found.items():
         torch.testing.assert_close(row, scored[at][: len(row)])
         assert not scored[at][len(row) :].any()
+
+
+def test_each_rank_is_brought_what_it_runs_and_every_rank_knows(monkeypatch):
+    noted = []
+    monkeypatch.setattr(
+        BatchTokens, "bring", lambda _, wanted: noted.append(list(map(set, wanted)))
+    )
+    ranks = on_every_rank(2, 2, micro_batch=1)
+    for split, chosen in (("split", [2, 5, 7]), ("split_groups", GROUPS[:1])):
+        steps = [list(getattr(each, split)(TOKENS, chosen)) for each in ranks]
+        among = [2, 5, 7] if split == "split" else GROUPS[0]
+        shortest = min(among, key=TOKENS.num_tokens.__getitem__)
+        assert any(step.is_idle for own in steps for step in own)
+        ran = [{at for step in own for at in step.positions or [shortest]} for own in steps]
+        assert noted == [ran] * 4
+        noted.clear()
 
 
 def test_an_idle_rank_runs_the_shortest_trajectory_and_counts_it_nowhere():
