@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from vcpo_learner.forward.activation_checkpointing import decoder_layers
 from vcpo_learner.per_sample_gradients.mixtures import OtherForward, is_mixture
 from vcpo_learner.per_sample_gradients.module_calls import replaced
-from vcpo_learner.per_sample_gradients.taps import Gate, RmsNorm, Rotation
+from vcpo_learner.per_sample_gradients.taps import Gate, RmsNorm, Rotation, applied
 
 _LOGGER = logging.getLogger(__name__)
 _ROTATE, _ROTATED = "apply_rotary_pos_emb", ["q", "k", "cos", "sin", "unsqueeze_dim"]
@@ -88,12 +88,13 @@ class _Norm:
         has_epsilon = hasattr(module, "variance_epsilon") or hasattr(module, "eps")
         return own == [("weight", 1)] and has_epsilon and _takes_one(module)
 
-    def __call__(self, hidden_states: Tensor, *place: Any) -> Any:
-        """Return the output, with its tap if it is given the place of one."""
-        given = hidden_states, self._module.weight, self._eps, *place
+    def __call__(self, hidden_states: Tensor) -> Any:
+        given = hidden_states, self._module.weight, self._eps
         return RmsNorm.apply(*given)  # type: ignore[no-untyped-call]
 
-    tapped = __call__
+    def tapped(self, hidden_states: Tensor, *place: Any) -> Any:
+        """Return the output with its tap; place: as that of a tap."""
+        return applied(RmsNorm, hidden_states, self._module.weight, self._eps, *place)
 
     def run(self, forward: Way, inputs: Tensor, weight: Tensor) -> Any:
         with replaced({(self._module, "weight"): weight}):
@@ -116,7 +117,7 @@ class _Gate:
     def __call__(self, hidden_states: Tensor) -> Any:
         module = self._module
         gate, up = module.gate_proj(hidden_states), module.up_proj(hidden_states)
-        return module.down_proj(Gate.apply(gate, up))  # type: ignore[no-untyped-call]
+        return module.down_proj(applied(Gate, gate, up))
 
     def run(self, forward: Way, inputs: Tensor) -> Any:
         with ExitStack() as stack:
@@ -157,7 +158,7 @@ class _Rotation:
         if cos.shape[-1] != q.shape[-1]:  # of a part of each head
             return self._own(q, k, cos, sin, unsqueeze_dim=unsqueeze_dim)
         angles = cos.unsqueeze(unsqueeze_dim), sin.unsqueeze(unsqueeze_dim)
-        return Rotation.apply(q, k, *angles)  # type: ignore[no-untyped-call]
+        return applied(Rotation, q, k, *angles)
 
     def run(self, forward: Way, query: Tensor, key: Tensor) -> Any:
         rotate = self._rotate if forward is self else self._own

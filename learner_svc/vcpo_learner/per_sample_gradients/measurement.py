@@ -125,10 +125,12 @@ class _Use(NamedTuple):
 
     name: str
     """Of the parameter in its module."""
-    kind: Hashable
-    """What small uses that are measured together have in common; None for other uses."""
-    size: int
-    """Elements of the use, and of the products that measure it, if it waits for its like."""
+    alike: list[tuple[Slot, LayerGradients]] | None = None
+    """Where a small use waits for its like; None for other uses."""
+    size: int = 0
+    """Elements of the use, and of the products that measure it, if it waits."""
+    is_small: bool = False
+    """Whether its slot is small."""
 
 
 class Kept(NamedTuple):
@@ -224,12 +226,17 @@ class Measurement:
         own = slots.of(call.site.module)
         for use in self._plan(call, output_gradient, own):
             slot = own[use.name]
-            if use.kind is None or self._recording.num_uses[slot] > 1:
+            if use.alike is None or self._recording.num_uses[slot] > 1:
                 self._take(slot, [layer_gradients(call, use.name, output_gradient)])
-            else:
-                parameter = slots.parameter(slot)
-                found = LayerGradients(call, use.name, parameter, output_gradient)
-                self._let_wait(slot, use, found)
+                continue
+            parameter = slots.parameter(slot)
+            if self._num_alike + use.size > self._most:
+                self._measure_alike()
+            use.alike.append((slot, LayerGradients(call, use.name, parameter, output_gradient)))
+            self._num_alike += use.size
+            self._measured[slot] = None
+            if self.weighted_sum is not None and not use.is_small:
+                self.weighted_sum.sums.close(slot)
 
     def _plan(
         self, call: ModuleCall, output_gradient: Tensor, own: Mapping[str, Slot]
@@ -245,7 +252,7 @@ class Measurement:
         names = filter(own.__contains__, site.parameter_names)
         is_simple = len(call.arguments) == 1 and not site.is_of_mixer
         if form is None or not is_simple or not isinstance(inputs, Tensor):
-            return [_Use(name, None, 0) for name in names]
+            return [_Use(name) for name in names]
         key = form, inputs.shape, inputs.dtype, output_gradient.shape, output_gradient.dtype
         if key not in self._plans:
             found = [layer_gradients(call, name, output_gradient) for name in names]
@@ -259,18 +266,11 @@ class Measurement:
             batch, tokens, _ = factors.columns.shape
             size = factors.rows.numel() + factors.columns.numel() + batch * tokens**2
             waits = self._keeps_factors and is_kept_cheaper(slot, [factors])
-        waits = waits and size + slot.shape.numel() <= self._most // 16
-        return _Use(found.parameter_name, kind if waits else None, size)
-
-    def _let_wait(self, slot: Slot, use: _Use, found: LayerGradients) -> None:
-        """Let a small matrix or vector wait for its like: a launch costs more than its products."""
-        if self._num_alike + use.size > self._most:
-            self._measure_alike()
-        self._alike.setdefault(use.kind, []).append((slot, found))
-        self._num_alike += use.size
-        self._measured[slot] = None
-        if self.weighted_sum is not None and not _is_small(slot):
-            self.weighted_sum.sums.close(slot)
+        if kind is None or not waits or size + slot.shape.numel() > self._most // 16:
+            return _Use(found.parameter_name)
+        # A launch costs more than the products of a small matrix or vector.
+        alike = self._alike.setdefault(kind, [])
+        return _Use(found.parameter_name, alike, size, _is_small(slot))
 
     def _receive_experts(self, call: ExpertCall, output_gradient: Tensor) -> None:
         slot = self._recording.slots.of(call.site.module)[call.site.parameter_name]
@@ -397,8 +397,9 @@ class Measurement:
         self._squares.append(concatenated(chunks)[None])
 
     def _measure_alike(self) -> None:
-        for waiting in self._alike.values():
+        for waiting in filter(None, self._alike.values()):
             slots, together = [slot for slot, _ in waiting], join([use for _, use in waiting])
+            waiting.clear()
             if (factors := together.factors) is None:
                 gradients = together.gradients(slice(0, len(together.output_gradient)))
                 for slot, each in zip(
@@ -410,7 +411,6 @@ class Measurement:
             self._squares.append(squares.view(len(slots), -1))
             if self.weighted_sum is not None:
                 self.kept.append(Kept(slots, factors))
-        self._alike.clear()
         self._num_alike = 0
 
     def _sum_kept(self, slot: Slot, factors: Sequence[Factors]) -> None:

@@ -34,6 +34,8 @@ class Slots:
         self._slots_within: dict[nn.Module, list[Slot]] = {}
         self.sites: dict[nn.Module, CallSite] = {}
         """The last call of each module: the next one is most likely like it."""
+        self.taps: dict[nn.Module, Any] = {}
+        """Forwards with taps that the next pass takes over, of modules that are as they were."""
         self.forms: dict[Hashable, int] = {}
         """A number of each form of modules, and of each module whose form is known."""
         self._owners: dict[Slot, tuple[nn.Module, str]] = {}

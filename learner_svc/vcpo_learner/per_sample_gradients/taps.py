@@ -98,7 +98,7 @@ class Recording:
         """
         if not (self.count(site) and isinstance(output, Tensor) and output.requires_grad):
             return output
-        return Tap.apply(output, tensors, self.anchor, self, site)  # type: ignore[no-untyped-call]
+        return applied(Tap, output, tensors, self.anchor, self, site)
 
     def count(self, site: CallSite | ExpertSite) -> bool:
         """Count a call's uses of its parameters; return whether it gets a tap."""
@@ -149,12 +149,18 @@ class Recording:
         return [self._tap_module(name, module) for name, module in self.slots.modules(root)]
 
     def _tap_module(self, name: str, module: nn.Module) -> OtherForward:
+        kept = self.slots.taps.get(module)
+        if kept is not None and kept.own is vars(module).get("forward"):
+            kept.recording = self
+            return OtherForward(module, kept)
         if module not in self._taps:
             forward = tapped_forward(name, module, self) or _TappedForward(name, module, self)
             if module in self.slots.mixers:
                 own = self.slots.of(module)
                 vectors = list(own) if all(len(each.shape) == 1 for each in own.values()) else []
                 forward = TappedMixer(name, module, self, vectors=vectors, forward=forward)
+            if isinstance(forward, _TappedForward):
+                self.slots.taps[module] = forward
             self._taps[module] = forward
         return OtherForward(module, self._taps[module])
 
@@ -275,6 +281,15 @@ class Rotation(torch.autograd.Function):
         return *found, None, None
 
 
+def applied(function: type[torch.autograd.Function], *given: Any) -> Any:
+    """Return what a function's `apply` returns, which looks for functorch's transforms first.
+
+    Within one of them it would be wrong.
+    """
+    without_search: Any = super(torch.autograd.Function, function)
+    return without_search.apply(*given)
+
+
 def _saved(ctx: Any) -> tuple[Tensor, ...]:
     """The saved tensors; raises ValueError, naming the tap's module, if one has changed since."""
     try:
@@ -361,14 +376,17 @@ class _TappedForward:
     def __init__(self, name: str, module: nn.Module, recording: Recording) -> None:
         self._name = name
         self._module: Any = module
-        self._recording = recording
+        self.recording = recording
+        """Of the pass at hand."""
+        self.own = vars(module).get("forward")
+        """That of the module itself, if its class has another."""
         self._forward = module.forward
         self._is_linear = is_plain(module, nn.Linear) and "forward" not in vars(module)
         self._tapped = self._linear if self._is_linear else getattr(module.forward, "tapped", None)
         """The forward with its tap in it, of a module that has one."""
 
     def __call__(self, *positional: Any, **keywords: Any) -> Any:
-        recording, module = self._recording, self._module
+        recording, module = self.recording, self._module
         if recording.is_preview:
             return self._forward(*positional, **keywords)
         if self._tapped is not None:
@@ -387,9 +405,7 @@ class _TappedForward:
         return recording.tap(output, self._site(arguments, shape), *tensors)
 
     def _linear(self, inputs: Tensor, *place: Any) -> Any:
-        given = inputs, self._module.weight, self._module.bias, *place
-        # As `Linear.apply`, which looks for transformations of functions first.
-        return super(torch.autograd.Function, Linear).apply(*given)  # type: ignore[no-untyped-call]
+        return applied(Linear, inputs, self._module.weight, self._module.bias, *place)
 
     def _site(self, arguments: Mapping[int | str, Any], shape: tuple[int, ...] | None) -> CallSite:
         """shape: of the output."""
@@ -401,7 +417,7 @@ class _TappedForward:
                 for key, each in arguments.items()
             },
             output_shape=shape,
-            parameter_names=list(self._recording.slots.of(self._module)),
+            parameter_names=list(self.recording.slots.of(self._module)),
             is_linear=self._is_linear,
         )
 
