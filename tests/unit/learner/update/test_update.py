@@ -476,6 +476,8 @@ def test_each_rank_is_brought_what_it_runs_and_every_rank_knows(monkeypatch):
         ran = [{at for step in own for at in step.positions or [shortest]} for own in steps]
         assert noted == [ran] * 4
         noted.clear()
+    for step in chain.from_iterable(steps):
+        assert list(chain.from_iterable(step.members)) == step.positions
 
 
 def test_an_idle_rank_runs_the_shortest_trajectory_and_counts_it_nowhere():
