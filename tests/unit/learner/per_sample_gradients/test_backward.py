@@ -262,6 +262,15 @@ def test_recording_ends_with_its_block():
     assert len(recording.sites) == 1
 
 
+def test_a_pass_runs_the_forward_that_a_module_got_after_the_last_one():
+    slots = Slots(model := nn.Linear(2, 2))
+    with record_calls(slots):
+        model(torch.ones(1, 2))
+    model.forward = lambda inputs: 2.0 * inputs
+    with record_calls(slots):
+        assert model(torch.ones(1, 2)).tolist() == [[2.0, 2.0]]
+
+
 def test_equal_layers_with_inputs_of_one_shape_are_looked_at_once(monkeypatch):
     looked_at, look = [], trajectory_gradients.layer_gradients
 
