@@ -1,5 +1,7 @@
 """Models whose gradient norms cannot be measured are refused before the first step."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 import transformers
@@ -25,6 +27,7 @@ from tests.fixtures.learner.updates import make_spec
 from vcpo.api.learner import ActivationCheckpointing, Attention
 from vcpo.api.workloads import Lora
 from vcpo.service.lifecycle import StartError
+from vcpo_learner.forward import measurable_norms
 from vcpo_learner.forward.activation_checkpointing import (
     are_checkpointed,
     decoder_layers,
@@ -135,6 +138,28 @@ def test_no_trajectory_of_the_check_holds_the_padding_token():
     require_measurable_norms(model, packs=False)
     assert model.model.embed_tokens.padding_idx == PAD
     assert seen == {PAD + 1, PAD + 2, PAD + 3}
+    seen.clear()
+    require_measurable_norms(model, packs=False, is_half=True)
+    assert PAD not in seen
+    assert len(seen) > 3
+
+
+@pytest.mark.parametrize(("spoiled", "is_refused"), [(1, False), (2, True)])
+def test_what_most_draws_find_decides_in_16_bits(monkeypatch, spoiled, is_refused):
+    # Rounding of few tokens passes 0.1 in models of 135 M parameters, as of one draw of three.
+    shares = iter([0.2] * spoiled + [0.01] * (3 - spoiled))
+    monkeypatch.setattr(measurable_norms, "_difference", lambda *_: next(shares))
+    refused = pytest.raises(StartError, match=r"a share of 0.2\)") if is_refused else nullcontext()
+    with refused:
+        require_measurable_norms(seeded_model(llama), packs=False, is_half=True)
+
+
+def test_rounding_in_16_bits_averages_over_the_tokens_of_the_check():
+    model = seeded_model(llama).bfloat16()
+    add_adapters(model, Lora(rank=2))
+    batch = measurable_norms._batch(model, 0, packs=False)
+    assert batch.response_mask.sum(dim=1).tolist() == [48, 24, 24]
+    require_measurable_norms(model, packs=False, is_half=True)
 
 
 def test_norms_of_a_tiled_head_are_checked_too(monkeypatch):
