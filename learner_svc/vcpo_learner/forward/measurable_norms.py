@@ -55,15 +55,19 @@ def require_measurable_norms(
             network.compare_head()
     draws = range(_HALF_DRAWS) if is_half else [None]
     batches = [_batch(model, each, packs=packs) for each in draws]
-    difference = median(_difference(network, each, num_ranks) for each in batches)
+    difference = median(_difference(model, network, each, num_ranks) for each in batches)
     if not difference <= (_HALF_TOLERANCE if is_half else _TOLERANCE):
         reason = f"squared, they differ from autograd's by a share of {difference:.2g}"
         raise _refusal(model, reason)
 
 
-def _difference(network: PolicyNetwork, batch: TokenBatch, num_ranks: int) -> float:
-    """Largest share by which a squared norm differs from autograd's; infinite if one is none."""
-    model = network.model
+def _difference(
+    model: nn.Module, network: PolicyNetwork, batch: TokenBatch, num_ranks: int
+) -> float:
+    """Return the largest share by which a squared norm differs from autograd's.
+
+    Infinite if one is not a number. model: as a whole, which gathers what is sharded.
+    """
     try:
         # Few tokens need no tiles, and the run's micro-batches may.
         ways = [_measured_norms(network, batch, tiles=False)]
