@@ -151,9 +151,9 @@ class TrustRegion:
     def read(self, surprisal_nats: float | None) -> Self:
         """Return the region after the tokens of one more batch.
 
-        surprisal_nats: mean of -log mu per token; None, if it is not finite, leaves h as it is.
+        surprisal_nats: mean of -log mu per token; None and what is not finite leave h as it is.
         """
-        if surprisal_nats is None or self.horizon_steps == 0:
+        if surprisal_nats is None or not math.isfinite(surprisal_nats) or self.horizon_steps == 0:
             return self
         before = surprisal_nats if self.surprisal_nats is None else self.surprisal_nats
         return replace(self, surprisal_nats=_nearer(before, surprisal_nats, 1.0 / SHORT_STEPS))

@@ -142,7 +142,7 @@ def test_the_edge_is_where_the_nats_of_the_horizon_are_the_target():
         ([0.2], 0.35),
         ([0.6], 0.35**2),
         ([0.3, 1.3], 0.35 ** (4 / 3)),  # a tenth of the way to the second
-        ([0.6, None], 0.35**2),
+        ([0.6, None, math.nan, math.inf], 0.35**2),
         ([5.0], 0.05),
     ],
 )
