@@ -159,7 +159,8 @@ class DecodingCache:
             position_ids=positions[:, -num_new:].clamp(min=0),
             past_key_values=self._layers,
             use_cache=True,
-            logits_to_keep=1,
+            # A slice of states is not contiguous: a CPU would copy the head for each row.
+            logits_to_keep=columns[num_new - 1 : num_new],
         )
         if self._recorder is not None:
             starts = [max(0, padding - self._num_columns + num_new) for padding in self._padding]

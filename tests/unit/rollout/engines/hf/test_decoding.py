@@ -81,13 +81,15 @@ def test_a_join_computes_only_the_tokens_of_those_who_join_and_a_groups_prompt_o
     model = build_model()
     batch = make_batch(model)
     batch.admit([make_draft(LONG)])
-    computed = []
+    computed, heads = [], []
     model.register_forward_pre_hook(
         lambda module, args, kwargs: computed.append(kwargs["input_ids"].shape), with_kwargs=True
     )
+    model.lm_head.register_forward_pre_hook(lambda module, args: heads.extend(args))
     batch.admit([make_draft(SHORT), make_draft(SHORT[::-1])])
     batch.admit([make_draft(prompt) for prompt in (SHORT, MIDDLE, SHORT, SHORT, MIDDLE)])
     assert computed == [(2, 2), (2, 5)]
+    assert all(each.is_contiguous() and each.shape[1] == 1 for each in heads)
 
 
 def test_rows_are_read_again_after_a_swap_with_masks_that_stay_bounded(monkeypatch):
