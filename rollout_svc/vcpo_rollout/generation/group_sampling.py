@@ -1,9 +1,10 @@
 """Samples the responses to one prompt side by side, and interrupts them together."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from functools import partial
+from typing import TypeVar
 
 from vcpo.wire.trajectory import PartialResponse
 from vcpo_rollout.engines.engine import (
@@ -49,18 +50,18 @@ async def sample_group(
         EngineError: when the engine could not generate a response.
     """
     responses = {
-        number: complete_response(engine, request, interrupt)
+        number: partial(complete_response, engine, request, interrupt)
         for number, request in requests.items()
     }
     return await gather_complete(responses, to_partial_response=_to_partial_response)
 
 
 async def gather_complete(
-    responses: Mapping[int, Coroutine[Any, Any, _Response]],
+    responses: Mapping[int, Callable[[], Awaitable[_Response]]],
     *,
     to_partial_response: Callable[[_Response], PartialResponse],
 ) -> dict[int, _Response]:
-    """Await the responses side by side; the first error stops the others.
+    """Make the responses side by side; the first error stops the others.
 
     responses: by number in the group; each may raise GenerationInterruptedError; any other error
         ends the group.
@@ -70,9 +71,9 @@ async def gather_complete(
     Raises:
         GroupInterruptedError: when at least one response was interrupted.
     """
-    tasks = [asyncio.create_task(response) for response in responses.values()]
+    tasks = [asyncio.create_task(_catch_interrupt(one)) for one in responses.values()]
     try:
-        ends = await asyncio.gather(*map(_catch_interrupt, tasks))
+        ends = await asyncio.gather(*tasks)
     finally:
         for task in tasks:
             task.cancel()
@@ -119,9 +120,9 @@ async def complete_response(
     )
 
 
-async def _catch_interrupt(task: asyncio.Task[_Response]) -> _Response | _Interrupted:
+async def _catch_interrupt(make: Callable[[], Awaitable[_Response]]) -> _Response | _Interrupted:
     try:
-        return await task
+        return await make()
     except GenerationInterruptedError as error:
         return _Interrupted(error.partial_response)
 

@@ -166,7 +166,9 @@ class ResponseGenerator:
         with self._count_engine_failures():
             trajectories = await gather_complete(
                 {
-                    number: self._hold_conversation(lease, environment, prompt, request, interrupt)
+                    number: partial(
+                        self._hold_conversation, lease, environment, prompt, request, interrupt
+                    )
                     for number, request in requests.items()
                 },
                 to_partial_response=_to_partial_response,

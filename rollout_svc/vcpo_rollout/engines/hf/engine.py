@@ -47,12 +47,8 @@ _JOIN_FREE_SHARE = 1 / 8
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Generate:
     sequence: PartialSequence
+    interrupt: asyncio.Event | None
     future: Future[Generation] = field(default_factory=Future)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Interrupt:
-    generate: _Generate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -109,7 +105,7 @@ class HfEngine:
         self._running: dict[PartialSequence, _Generate] = {}
         self._steps_since_join = 0
         # Shared; `_gate` guards the two fields below it, and the queue is thread-safe:
-        self._commands: SimpleQueue[_Generate | _Interrupt | _Swap | None] = SimpleQueue()
+        self._commands: SimpleQueue[_Generate | _Swap | None] = SimpleQueue()
         self._gate = threading.Lock()
         self._open: set[Future[Any]] = set()
         self._ended: str | None = None
@@ -160,22 +156,9 @@ class HfEngine:
         self, request: GenerationRequest, *, interrupt: asyncio.Event | None = None
     ) -> Generation:
         self._limits.check(request)
-        command = _Generate(sequence=PartialSequence(request=request))
+        command = _Generate(sequence=PartialSequence(request=request), interrupt=interrupt)
         self._submit(command)
-        interrupting = (
-            None
-            if interrupt is None
-            else asyncio.create_task(self._interrupt_when_set(interrupt, command))
-        )
-        try:
-            return await asyncio.wrap_future(command.future)
-        finally:
-            if interrupting is not None:
-                interrupting.cancel()
-
-    async def _interrupt_when_set(self, interrupt: asyncio.Event, command: _Generate) -> None:
-        await interrupt.wait()
-        self._commands.put(_Interrupt(command))
+        return await asyncio.wrap_future(command.future)
 
     def export_to(self, gauges: RolloutGauges) -> None:
         self._gauges = gauges
@@ -228,7 +211,7 @@ class HfEngine:
         reason = "the decoding thread ended"
         try:
             while self._take_commands():
-                self._drop_cancelled()
+                self._drop_stopped()
                 self._admit_waiting()
                 self._step()
         except Exception as error:  # the callers must learn why the thread ended
@@ -247,10 +230,6 @@ class HfEngine:
                 match command:
                     case _Generate():
                         self._waiting.append(command)
-                    case _Interrupt():
-                        # The slot is free before the next step, as after a cancellation.
-                        tokens = command.generate.sequence.to_partial_response()
-                        _resolve(command.generate.future, GenerationInterruptedError(tokens))
                     case _Swap() if not command.future.done():
                         outcome: int | StartError = len(self._batch.sequences)
                         try:
@@ -263,12 +242,15 @@ class HfEngine:
         except Empty:
             return True
 
-    def _drop_cancelled(self) -> None:
-        cancelled = [
-            sequence for sequence, command in self._running.items() if command.future.done()
-        ]
-        self._batch.drop(cancelled)
-        for sequence in cancelled:
+    def _drop_stopped(self) -> None:
+        """Drop what was interrupted or cancelled: its slot is free before the next step."""
+        for command in (*self._waiting, *self._running.values()):
+            if command.interrupt is not None and command.interrupt.is_set():
+                tokens = command.sequence.to_partial_response()
+                _resolve(command.future, GenerationInterruptedError(tokens))
+        stopped = [each for each, command in self._running.items() if command.future.done()]
+        self._batch.drop(stopped)
+        for sequence in stopped:
             del self._running[sequence]
 
     def _admit_waiting(self) -> None:
