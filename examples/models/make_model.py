@@ -169,7 +169,7 @@ RECIPES: Final[Mapping[str, Recipe]] = {
                 error_rate=0.0,
             )
         },
-        learn_steps=72,
+        learn_steps=120,
         blur_steps=0,
         batch_size=32,
         max_turn_tokens=4,
