@@ -20,6 +20,7 @@ from benchmarks.harness.plain_step import LARGEST_GRADIENT_NORM, LEARNING_RATE, 
 from benchmarks.harness.random_llama import random_groups, random_model, shorten
 from examples.models import smollm2
 from vcpo.api import VCPORunSpec
+from vcpo.service.lifecycle import keep_freed_memory
 from vcpo_learner.update.policy_update import PolicyUpdate
 
 PAD_TOKEN_ID: Final = 0
@@ -229,6 +230,7 @@ def groups_made_elsewhere(size: Size) -> Groups:
 
 
 def _serve(connection: Connection, side: Side, size: Size, groups: Groups) -> None:
+    keep_freed_memory()
     torch.set_num_threads(1)
     make_step = step_class(side)
     inherited = resident_bytes()

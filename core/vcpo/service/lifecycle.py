@@ -60,6 +60,7 @@ TRIED: Final = "tried to the end\n"
 
 _MAX_PORT = 65_535
 _PR_SET_PDEATHSIG = 1
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 
 
 class StartError(Exception):
@@ -181,6 +182,19 @@ def wake_at_parent_exit() -> None:
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGCONT, 0, 0, 0)
+
+
+def keep_freed_memory() -> None:
+    """Have the C library keep the memory that this process frees; with glibc only.
+
+    Tensors on a CPU take as much again in the next step, and each page from the system is a fault.
+    """
+    with contextlib.suppress(AttributeError):
+        library = ctypes.CDLL(None)
+        library.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
+        library.mallopt(
+            _M_MMAP_THRESHOLD, 2**30
+        )  # larger blocks would leave holes that nothing fits
 
 
 def on_parent_exit(stop: Callable[[str], None]) -> None:

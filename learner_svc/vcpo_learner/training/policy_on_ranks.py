@@ -11,7 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from vcpo.api import VCPORunSpec
 from vcpo.api.learner import Learner
-from vcpo.service.lifecycle import StartError, gpu_memory_ratio
+from vcpo.service.lifecycle import StartError, gpu_memory_ratio, keep_freed_memory
 from vcpo.service.rotary_table import table_problems
 from vcpo_learner.model.loading import pad_token_id
 from vcpo_learner.model.skeleton import load_on_ranks
@@ -44,6 +44,8 @@ class PolicyOnRanks:
         )
         if ranks.device.type == "cuda" and (ratio := gpu_memory_ratio()) is not None:
             torch.cuda.set_per_process_memory_fraction(ratio, ranks.device)
+        if ranks.device.type == "cpu":
+            keep_freed_memory()
         torch.manual_seed(spec.seed)
         # Tiny weights give denormal gradients, which a CPU computes about twenty times slower.
         torch.set_flush_denormal(True)

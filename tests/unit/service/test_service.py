@@ -284,6 +284,24 @@ def test_what_the_user_must_put_right_while_starting_is_a_start_error(problem):
         raise problem
 
 
+FAULTS = """
+from resource import RUSAGE_SELF, getrusage
+from vcpo.service.lifecycle import keep_freed_memory
+
+keep_freed_memory()
+for _ in range(2):
+    before = getrusage(RUSAGE_SELF).ru_minflt
+    bytearray(2**28)
+    print(getrusage(RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+def test_memory_that_was_freed_is_taken_again_without_the_system():
+    command = [sys.executable, "-c", FAULTS]
+    first, second = map(int, subprocess.check_output(command, text=True).split())
+    assert first >= 128 > 10 * second  # pages of at most 2 MiB
+
+
 @pytest.fixture
 def service() -> Iterator[subprocess.Popen[str]]:
     """A process that serves until it is told, in one of the two ways, to stop."""

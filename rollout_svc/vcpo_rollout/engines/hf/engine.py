@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from vcpo.api.workloads import Precision
 from vcpo.metrics.device_memory import device_memory
-from vcpo.service.lifecycle import StartError, gpu_memory_ratio
+from vcpo.service.lifecycle import StartError, gpu_memory_ratio, keep_freed_memory
 from vcpo_rollout.engines.engine import (
     EngineError,
     EngineSetting,
@@ -122,6 +122,8 @@ class HfEngine:
         device = "cuda" if torch.cuda.is_available() else "cpu"
         if device == "cuda" and (ratio := gpu_memory_ratio()) is not None:
             torch.cuda.set_per_process_memory_fraction(ratio)
+        if device == "cpu":
+            keep_freed_memory()
         pad_token_id = setting.tokenizer.pad_token_id
         return cls(
             load_model_skeleton(
