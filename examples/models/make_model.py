@@ -166,11 +166,11 @@ RECIPES: Final[Mapping[str, Recipe]] = {
                 environment="research.tasks:Sums",
                 parameters={},
                 demonstrate=demonstrations.answer_with_slips,
-                error_rate=0.0,
+                error_rate=0.3,
             )
         },
-        learn_steps=120,
-        blur_steps=0,
+        learn_steps=240,
+        blur_steps=40,
         batch_size=32,
         max_turn_tokens=4,
         learn_rate=2e-4,
@@ -181,7 +181,7 @@ RECIPES: Final[Mapping[str, Recipe]] = {
 """The models of this folder."""
 
 BLUR_RATE: Final = 5e-4
-"""Highest learning rate of the second stage."""
+"""Highest learning rate of the second stage, and that of the first if it is lower."""
 
 
 def pairs(
@@ -232,7 +232,7 @@ def train(
     result: dict[str, float] = {}
     stages = (
         ("learn", recipe.learn_steps, recipe.learn_rate),
-        ("blur", recipe.blur_steps, BLUR_RATE),
+        ("blur", recipe.blur_steps, min(recipe.learn_rate, BLUR_RATE)),
     )
     for stage, steps, learning_rate in stages:
         if steps == 0:
