@@ -192,9 +192,8 @@ def keep_freed_memory() -> None:
     with contextlib.suppress(AttributeError):
         library = ctypes.CDLL(None)
         library.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
-        library.mallopt(
-            _M_MMAP_THRESHOLD, 2**30
-        )  # larger blocks would leave holes that nothing fits
+        # Of larger blocks the holes would be too large to lose.
+        library.mallopt(_M_MMAP_THRESHOLD, 2**30)
 
 
 def on_parent_exit(stop: Callable[[str], None]) -> None:
