@@ -45,10 +45,10 @@ TRAININGS: Final = {
         rate=1e-4,
         rewards=(0.9, 0.95),
     ),
-    "smollm2": Training(  # as examples/sums_smollm2.yaml, at twice its rate
+    "smollm2": Training(  # as examples/sums_smollm2.yaml, of smaller numbers at twice its rate
         model=ROOT / "examples" / "models" / "smollm2",
         task="examples.sums:Sums",
-        parameters={},
+        parameters={"values": [1, 12]},
         prompts=6,
         responses=6,
         new_tokens=12,
