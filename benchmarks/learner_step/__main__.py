@@ -9,8 +9,8 @@ trajectories, in the same micro-batches, up to the parameters' change by AdamW:
     opob    the learner's step with the optimal baseline
     trl     TRL's GRPO step, where TRL is installed (it is no dependency of the project)
 
-Each side has a process of its own, which keeps the memory that it frees, as a learner on a CPU
-does. They take turns; a figure is the median of CPU seconds. Memory is the largest growth of a
+Each side has a process of its own; the learner's keep the memory that they free, as it does on a
+CPU. They take turns; a figure is the median of CPU seconds. Memory is the largest growth of a
 process's resident set: model, optimizer and gradient included. Sizes are written VOCABULARYxTOKENS,
 with the tokens of a trajectory; a quarter of them is prompt.
 

@@ -164,6 +164,7 @@ class LearnerStep:
     """The learner's own update, decisions and diagnostics included."""
 
     def __init__(self, size: Size, method: str) -> None:
+        keep_freed_memory()  # as a learner on a CPU
         self.model = make_model(size)
         self._update = PolicyUpdate(self.model, _spec(size, method), PAD_TOKEN_ID)
 
@@ -230,7 +231,6 @@ def groups_made_elsewhere(size: Size) -> Groups:
 
 
 def _serve(connection: Connection, side: Side, size: Size, groups: Groups) -> None:
-    keep_freed_memory()
     torch.set_num_threads(1)
     make_step = step_class(side)
     inherited = resident_bytes()

@@ -2,9 +2,10 @@
 
 Same model, task, batch, loss (GRPO, on policy) and rate, one thread each; then the default method,
 whose workers generate ahead. Start-up is not compared: clocks begin after the first step. It takes
-the extra `trl`, and for wall-clock a quiet machine with two cores: five minutes with the tiny
-model, an hour with SmolLM2 (`python -m examples.models.make_model smollm2` makes it). The last line
-is JSON, with ratios of this project to TRL, to the higher of the two rewards.
+the extra `trl`, and for wall-clock a quiet machine with two cores: a minute or more with the tiny
+model, a quarter of an hour or more with SmolLM2 (`python -m examples.models.make_model smollm2`
+makes it). The last line is JSON, with ratios of this project to TRL, to the higher of the two
+rewards.
 """
 
 import argparse
@@ -34,7 +35,7 @@ def main() -> None:
     """Train three times, and print the comparison."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", choices=sorted(TRAININGS), default="tiny")
-    parser.add_argument("--steps", type=int, help="of each training [90 tiny, 36 smollm2]")
+    parser.add_argument("--steps", type=int, help="of each training [90 tiny, 30 smollm2]")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     training = TRAININGS[options.model]

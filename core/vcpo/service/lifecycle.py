@@ -192,7 +192,7 @@ def keep_freed_memory() -> None:
     with contextlib.suppress(AttributeError):
         library = ctypes.CDLL(None)
         library.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
-        # Of larger blocks the holes would be too large to lose.
+        # Larger blocks go back: a hole of their size might never be filled.
         library.mallopt(_M_MMAP_THRESHOLD, 2**30)
 
 
